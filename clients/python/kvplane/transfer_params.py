@@ -1,0 +1,101 @@
+"""What kvplane adds to vLLM's `kv_transfer_params`, under the one key `KEY`.
+
+Two messages travel there. A *turn mark* goes to the decode engine with a request and says
+whose turn it is; the connector reports the retention under it. A *proof* goes with a handle
+to the prefill engine and says which tokens the blocks hold.
+
+vLLM hands unknown keys of `kv_transfer_params` to the connector untouched; stock
+connectors ignore ours.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvplane.digest import DigestChain
+
+KEY = "kvplane"
+
+# What a prefill engine is sent when it has nothing to read: keep the blocks for a decode engine.
+PREFILL_ONLY: Mapping[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+# What a decode engine is sent that serves the turn by itself and is to retain its blocks.
+LOCAL_ONLY: Mapping[str, Any] = {"do_remote_decode": False, "do_remote_prefill": False}
+
+
+@dataclass(frozen=True, slots=True)
+class TurnMark:
+    """Whose turn a request is; `message_digest` names its messages for clients without a session id."""
+
+    tenant: str
+    model: str
+    adapter: str
+    session_id: str
+    decision_id: str = ""
+    message_digest: bytes = b""
+
+    def encode(self) -> dict[str, Any]:
+        """The value for `kv_transfer_params[KEY]`."""
+        return {
+            "session": [self.tenant, self.model, self.adapter, self.session_id],
+            "decision_id": self.decision_id,
+            "message_digest": self.message_digest.hex(),
+        }
+
+    @classmethod
+    def decode(cls, params: Mapping[str, Any] | None) -> "TurnMark | None":
+        """The mark in a request's `kv_transfer_params`, or None if it has none or a broken one."""
+        value = (params or {}).get(KEY)
+        if not isinstance(value, Mapping):
+            return None
+        session = value.get("session")
+        decision_id = value.get("decision_id", "")
+        digest = value.get("message_digest", "")
+        if not (isinstance(session, list) and len(session) == 4):
+            return None
+        if not all(isinstance(text, str) for text in (*session, decision_id, digest)):
+            return None
+        try:
+            return cls(*session, decision_id=decision_id, message_digest=bytes.fromhex(digest))
+        except ValueError:
+            return None
+
+
+def encode_proof(chain: DigestChain) -> dict[str, Any]:
+    """The value for `kv_transfer_params[KEY]` of a handle."""
+    return {
+        "algorithm": chain.algorithm,
+        "chunk_tokens": chain.chunk_tokens,
+        "tokens": chain.tokens,
+        "digests": base64.b64encode(b"".join(chain.digests)).decode(),
+        "digest_bytes": len(chain.digests[0]) if chain.digests else 0,
+    }
+
+
+def decode_proof(params: Mapping[str, Any] | None) -> DigestChain | None:
+    """The proof in a handle's `kv_transfer_params`, or None if it has none or a broken one."""
+    value = (params or {}).get(KEY)
+    if not isinstance(value, Mapping):
+        return None
+    try:
+        size = int(value["digest_bytes"])
+        joined = base64.b64decode(value["digests"], validate=True)
+        if size <= 0 or len(joined) % size:
+            return None
+        return DigestChain(
+            tokens=int(value["tokens"]),
+            digests=tuple(joined[i : i + size] for i in range(0, len(joined), size)),
+            chunk_tokens=int(value["chunk_tokens"]),
+            algorithm=str(value["algorithm"]),
+        )
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        return None

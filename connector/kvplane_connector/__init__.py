@@ -1,0 +1,1 @@
+"""The vLLM KV connector plug-in of kvplane."""

@@ -1,0 +1,42 @@
+"""The one place where time comes from.
+
+Deadlines are counted on the monotonic clock. Wall time is for people and for
+seeding sequences; it is never compared.
+"""
+
+import asyncio
+import datetime as dt
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Tells the time and waits. Injected everywhere; tests pass a fake."""
+
+    def now(self) -> float:
+        """Seconds on a monotonic clock with an arbitrary start."""
+        ...
+
+    def wall(self) -> dt.datetime:
+        """The time of day in UTC, for people."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits; a negative or zero span only yields to other tasks."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> float:
+        """See `Clock.now`."""
+        return time.monotonic()
+
+    def wall(self) -> dt.datetime:
+        """See `Clock.wall`."""
+        return dt.datetime.now(dt.UTC)
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Clock.sleep`."""
+        await asyncio.sleep(max(0.0, seconds))

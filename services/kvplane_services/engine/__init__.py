@@ -1,0 +1,1 @@
+"""Engines: what they are, which are alive, and whether they fit together."""

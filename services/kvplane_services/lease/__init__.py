@@ -1,0 +1,1 @@
+"""Leases: the rights of sessions to have their retentions stay."""

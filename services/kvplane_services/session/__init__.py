@@ -1,0 +1,1 @@
+"""Sessions: which conversation holds which lease, and what its client hinted."""

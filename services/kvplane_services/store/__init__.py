@@ -1,0 +1,1 @@
+"""Where grants, registrations and sessions are written: the port and what flows from it."""

@@ -1,0 +1,1 @@
+"""What tests of all kinds share: a clock that can wait for sleepers, and builders of values."""
