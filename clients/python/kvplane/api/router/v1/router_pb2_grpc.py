@@ -53,6 +53,11 @@ class RouterServiceStub(object):
                 request_serializer=kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ReportRouteOutcomeRequest.SerializeToString,
                 response_deserializer=kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ReportRouteOutcomeResponse.FromString,
                 _registered_method=True)
+        self.ListRoutedModels = channel.unary_unary(
+                '/kvplane.api.router.v1.RouterService/ListRoutedModels',
+                request_serializer=kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ListRoutedModelsRequest.SerializeToString,
+                response_deserializer=kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ListRoutedModelsResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer(object):
@@ -90,6 +95,13 @@ class RouterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRoutedModels(self, request, context):
+        """Lists the models that some engine serves now. Called by gateways.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +119,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.ReportRouteOutcome,
                     request_deserializer=kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ReportRouteOutcomeRequest.FromString,
                     response_serializer=kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ReportRouteOutcomeResponse.SerializeToString,
+            ),
+            'ListRoutedModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRoutedModels,
+                    request_deserializer=kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ListRoutedModelsRequest.FromString,
+                    response_serializer=kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ListRoutedModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -194,6 +211,33 @@ class RouterService(object):
             '/kvplane.api.router.v1.RouterService/ReportRouteOutcome',
             kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ReportRouteOutcomeRequest.SerializeToString,
             kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ReportRouteOutcomeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRoutedModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvplane.api.router.v1.RouterService/ListRoutedModels',
+            kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ListRoutedModelsRequest.SerializeToString,
+            kvplane_dot_api_dot_router_dot_v1_dot_router__pb2.ListRoutedModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

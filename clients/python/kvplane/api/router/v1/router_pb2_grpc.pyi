@@ -53,6 +53,8 @@ class RouterServiceStub:
     by decision and leg: the first report counts. Called by gateways, for the prefill
     leg at its answer, for the decode leg at the end of the stream.
     """
+    ListRoutedModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListRoutedModelsRequest, _router_pb2.ListRoutedModelsResponse]
+    """Lists the models that some engine serves now. Called by gateways."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -79,6 +81,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     by decision and leg: the first report counts. Called by gateways, for the prefill
     leg at its answer, for the decode leg at the end of the stream.
     """
+    ListRoutedModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListRoutedModelsRequest, _router_pb2.ListRoutedModelsResponse]  # type: ignore[assignment]
+    """Lists the models that some engine serves now. Called by gateways."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """Decides, turn by turn, which engines serve and where the KV comes from.
@@ -120,5 +124,13 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         by decision and leg: the first report counts. Called by gateways, for the prefill
         leg at its answer, for the decode leg at the end of the stream.
         """
+
+    @_abc_1.abstractmethod
+    def ListRoutedModels(
+        self,
+        request: _router_pb2.ListRoutedModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ListRoutedModelsResponse, _abc.Awaitable[_router_pb2.ListRoutedModelsResponse]]:
+        """Lists the models that some engine serves now. Called by gateways."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
