@@ -57,9 +57,9 @@ def _operating_system(error: OSError) -> str:
 
 def _remote(error: BaseException) -> Failure | None:
     # Imported here: gRPC takes a while, and no error of its kind exists before its import.
-    import grpc
+    from grpc import aio
 
-    if isinstance(error, grpc.aio.AioRpcError):
+    if isinstance(error, aio.AioRpcError):
         return Failure(_one_line(f"{error.code().name}: {error.details()}"))
     return None
 

@@ -1,0 +1,89 @@
+"""Channels to the plane: one place for addresses, encryption, keepalive and reconnecting."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grpc import aio
+
+_TARGET = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/\s]+)):(?P<port>[0-9]{1,5})")
+
+_MAX_PORT = 65535
+
+# Names and values are gRPC's. Keepalive finds peers that vanished without a word, within
+# 40 s and only while a call is open; reconnecting is quick because the plane is near; no
+# proxy, because environments that set one for the web rarely mean it for their cluster; no
+# limit on answers, which a list of leases with their handles can make large.
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", -1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Encryption of a channel; all fields are PEM.
+
+    Attributes:
+        root_certificates: Authorities to trust; None for the system's.
+        private_key: Key of the client's certificate, for mutual TLS.
+        certificate_chain: The client's certificate, for mutual TLS.
+
+    """
+
+    root_certificates: bytes | None = None
+    private_key: bytes | None = None
+    certificate_chain: bytes | None = None
+
+
+def normalize_target(target: str) -> str:
+    """Checks a `host:port` address; IPv6 literals stand in brackets.
+
+    Raises:
+        ValueError: It is not one; the message says what is expected.
+
+    """
+    match = _TARGET.fullmatch(target)
+    if match is None or not 0 < int(match["port"]) <= _MAX_PORT:
+        raise ValueError(
+            f"{target!r} is not an address: expected host:port, for example 127.0.0.1:7000 "
+            "or [::1]:7000"
+        )
+    if match["v6"] is not None:
+        try:
+            ipaddress.IPv6Address(match["v6"])
+        except ValueError as error:
+            raise ValueError(f"{target!r}: {error}") from error
+    return target
+
+
+def open_channel(target: str, *, tls: Tls | None = None) -> aio.Channel:
+    """Opens a channel to `host:port`. Connects at the first call, and again when cut.
+
+    Raises:
+        ValueError: `target` is not an address.
+
+    """
+    # Engines load this package long before they talk to a plane.
+    import grpc  # noqa: PLC0415 - see above
+    from grpc import aio  # noqa: PLC0415 - see above
+
+    address = normalize_target(target)
+    if tls is None:
+        return aio.insecure_channel(address, options=_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=tls.root_certificates,
+        private_key=tls.private_key,
+        certificate_chain=tls.certificate_chain,
+    )
+    return aio.secure_channel(address, credentials, options=_OPTIONS)
