@@ -2,9 +2,11 @@
 # .venv (project), .venv-vllm (engines), .build/ (code generation, locking).
 
 # Python 3.11, 3.12 or 3.13 with the venv module; the first that is found.
-PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+ifndef PYTHON
+PYTHON := $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	  $$python -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	    2>/dev/null && command -v $$python && break; done)
+endif
 # Where PyTorch's CPU wheels are, for machines whose pip is not set up to find them.
 TORCH_INDEX_URL ?=
 # What `make demo` runs on: vllm (real engines) or sim (simulated ones).
