@@ -1,0 +1,152 @@
+"""Keeps the leases of turns in flight claimed at the lease manager.
+
+Claims are made in the background: a decision never waits for one. A claim that is lost or
+late costs a recompute, nothing else.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvplane_services.clock import Clock
+from kvplane_services.errors import KvplaneError
+from kvplane_services.lease.model import RenewalOutcome
+from kvplane_services.lease.ports import LeaseControl, LeaseRenewal
+
+_log = logging.getLogger(__name__)
+
+# The largest frame that the lease manager takes.
+_MAX_BATCH = 1024
+
+
+@dataclass(slots=True)
+class _Claim:
+    fencing_token: int
+    turns: int = 1
+    due: bool = True
+
+
+class LeaseClaims:
+    """One claim per lease, however many turns use it, all under one holder's name.
+
+    Args:
+        control: Where to claim.
+        clock: Times the repeats.
+        holder: Name of this router, such as `routers/3f2a`.
+        ttl: Seconds that a claim lasts; it is repeated every third of that.
+        limit: Leases claimed at once; further turns go without a claim.
+
+    """
+
+    def __init__(
+        self, *, control: LeaseControl, clock: Clock, holder: str, ttl: float, limit: int
+    ) -> None:
+        self._control = control
+        self._clock = clock
+        self._holder = holder
+        self._ttl = ttl
+        self._interval = ttl / 3
+        self._limit = limit
+        self._claims: dict[str, _Claim] = {}
+        self._drops: dict[str, int] = {}
+        self._wake = asyncio.Event()
+        self._failing = False
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def claim(self, lease: str, fencing_token: int) -> None:
+        """Claims a lease for one more turn. Returns at once."""
+        claim = self._claims.get(lease)
+        if claim is not None:
+            claim.turns += 1
+            if fencing_token > claim.fencing_token:
+                claim.fencing_token, claim.due = fencing_token, True
+                self._wake.set()
+            return
+        if len(self._claims) >= self._limit:
+            _log.warning("lease of a turn in flight is not claimed: %d are", self._limit)
+            return
+        self._drops.pop(lease, None)
+        self._claims[lease] = _Claim(fencing_token)
+        self._wake.set()
+
+    def drop(self, lease: str) -> None:
+        """Gives up one turn's claim; the last one's is dropped at the manager. Returns at once."""
+        claim = self._claims.get(lease)
+        if claim is None:
+            return
+        claim.turns -= 1
+        if claim.turns <= 0:
+            del self._claims[lease]
+            if len(self._drops) < self._limit:
+                self._drops[lease] = claim.fencing_token
+                self._wake.set()
+
+    async def run(self) -> None:
+        """Sends claims as they come, and repeats them, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._repeat())
+            tasks.create_task(self._send_when_due())
+
+    async def _repeat(self) -> None:
+        while True:
+            await self._clock.sleep(self._interval)
+            for claim in self._claims.values():
+                claim.due = True
+            self._wake.set()
+
+    async def _send_when_due(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for batch in self._batches():
+                await self._send(batch)
+
+    def _batches(self) -> list[Mapping[str, LeaseRenewal]]:
+        renewals = {
+            lease: LeaseRenewal(lease=lease, fencing_token=token, drop=True)
+            for lease, token in self._drops.items()
+        }
+        renewals |= {
+            lease: LeaseRenewal(lease=lease, fencing_token=claim.fencing_token, ttl=self._ttl)
+            for lease, claim in self._claims.items()
+            if claim.due
+        }
+        leases = list(renewals)
+        return [
+            {lease: renewals[lease] for lease in leases[start : start + _MAX_BATCH]}
+            for start in range(0, len(leases), _MAX_BATCH)
+        ]
+
+    async def _send(self, batch: Mapping[str, LeaseRenewal]) -> None:
+        renewals = tuple(batch.values())
+        try:
+            outcomes = await self._control.renew(self._holder, renewals)
+        except KvplaneError as error:
+            # They stay due: the next repeat, or the next claim, takes them along.
+            if not self._failing:
+                _log.warning("leases of turns in flight cannot be claimed: %s", error.message)
+            self._failing = True
+            return
+        if self._failing:
+            _log.info("leases of turns in flight are claimed again")
+        self._failing = False
+        self._settle(renewals, outcomes)
+
+    def _settle(self, renewals: Sequence[LeaseRenewal], outcomes: Sequence[RenewalOutcome]) -> None:
+        for renewal, outcome in zip(renewals, outcomes, strict=True):
+            if outcome is RenewalOutcome.UNAVAILABLE:
+                continue
+            if renewal.drop:
+                self._drops.pop(renewal.lease, None)
+                continue
+            claim = self._claims.get(renewal.lease)
+            if claim is None or claim.fencing_token != renewal.fencing_token:
+                continue
+            claim.due = False
+            if outcome is not RenewalOutcome.RENEWED:
+                # Over: repeating it is in vain. Its turns may still end in any order.
+                del self._claims[renewal.lease]
+                _log.debug("%s is over (%s): its claim is given up", renewal.lease, outcome.value)

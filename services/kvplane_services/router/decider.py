@@ -1,0 +1,250 @@
+"""Decides turns from the local view; see `router.ports.Router`."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from kvplane_services.clock import Clock
+from kvplane_services.engine.model import ConnectorKind
+from kvplane_services.errors import Unavailable
+from kvplane_services.router.assessment import assess, cannot_decode
+from kvplane_services.router.expected import ExpectedRetentions
+from kvplane_services.router.inflight import InFlight
+from kvplane_services.router.legs import decode_leg, prefill_leg, pull_leg
+from kvplane_services.router.model import (
+    Decision,
+    Leg,
+    LegKind,
+    LegReport,
+    RouteOutcome,
+    Strategy,
+    Subject,
+)
+from kvplane_services.router.policy import RouterPolicy
+from kvplane_services.router.recognition import Recognised, recognise
+from kvplane_services.router.remembered import Remembered
+from kvplane_services.router.strategy import Choice, Situation, choose
+from kvplane_services.router.view import RouterView
+from kvplane_services.session.model import SessionKey
+
+_log = logging.getLogger(__name__)
+
+
+class Claims(Protocol):
+    """Keeps leases claimed while turns use them; neither method waits."""
+
+    def claim(self, lease: str, fencing_token: int) -> None:
+        """Claims a lease for one more turn."""
+        ...
+
+    def drop(self, lease: str) -> None:
+        """Gives up one turn's claim."""
+        ...
+
+
+class Decider:
+    """Implements `router.ports.Router` in process.
+
+    A decision makes no remote call and waits for one thing only: the report of the
+    session's last turn, if it is due any moment.
+
+    Args:
+        view: What is known of engines and leases.
+        in_flight: Counts turns; shared with whoever explains decisions.
+        claims: Keeps the leases of turns in flight.
+        policy: The numbers.
+        clock: Tells the time.
+        new_id: Makes ids that never repeat.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        view: RouterView,
+        in_flight: InFlight,
+        claims: Claims,
+        policy: RouterPolicy,
+        clock: Clock,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._view = view
+        self._in_flight = in_flight
+        self._claims = claims
+        self._policy = policy
+        self._clock = clock
+        self._new_id = new_id
+        self._expected = ExpectedRetentions(span=policy.retention_expected, memory=policy.memory)
+        self._answers: Remembered[str, asyncio.Future[Decision]] = Remembered(policy.answers)
+
+    async def decide(
+        self,
+        subject: Subject,
+        *,
+        forced: Strategy | None = None,
+        request_id: str = "",
+        excluded: AbstractSet[str] = frozenset(),
+    ) -> Decision:
+        """See `Router.decide`."""
+        validate(subject)
+        if not request_id:
+            return await self._decide(subject, forced, excluded)
+        answer = self._answers.get(request_id)
+        if answer is None:
+            answer = asyncio.get_running_loop().create_future()
+            self._answers.put(request_id, answer)
+            try:
+                answer.set_result(await self._decide(subject, forced, excluded))
+            except BaseException:
+                # The next request of this id decides anew; those that wait retry it too.
+                self._answers.forget(request_id)
+                answer.cancel()
+                raise
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            if not answer.cancelled():
+                raise
+        raise Unavailable(
+            f"the request {request_id} that this one repeats failed; retry",
+            retry_after=self._policy.retry_after,
+        )
+
+    async def report(self, report: LegReport) -> None:
+        """See `Router.report`."""
+        turn = self._in_flight.release(report.decision_id, report.leg)
+        if turn is None or report.leg is not LegKind.DECODE:
+            return
+        if turn.lease:
+            self._claims.drop(turn.lease)
+        if report.outcome is RouteOutcome.SUCCEEDED and self._retains(turn.decode_engine):
+            self._expected.expect(turn.session_key, turn.decision_id, self._clock.now())
+
+    async def models(self) -> tuple[str, ...]:
+        """See `Router.models`."""
+        self._view.lapse()
+        return self._view.served_models()
+
+    async def _decide(
+        self, subject: Subject, forced: Strategy | None, excluded: AbstractSet[str]
+    ) -> Decision:
+        self._view.lapse()
+        self._sweep()
+        session = recognise(
+            subject, view=self._view, in_flight=self._in_flight, new_id=self._new_id
+        )
+        waited = await self._await_retention(session.source)
+        # No await from here on: what is counted is what was weighed.
+        self._in_flight.admit()
+        model = session.key.model
+        assessment = assess(
+            session,
+            self._view.serving(model),
+            view=self._view,
+            in_flight=self._in_flight,
+            policy=self._policy,
+            excluded=excluded,
+        )
+        if assessment.situation is None:
+            raise cannot_decode(model, assessment.decodes, view=self._view, policy=self._policy)
+        choice = choose(assessment.situation, forced)
+        decision = make_decision(
+            subject,
+            session,
+            assessment.situation,
+            choice,
+            decision_id=self._new_id(),
+            ttl=self._policy.decision_ttl,
+            waited=waited,
+        )
+        self._in_flight.acquire(decision, self._clock.now())
+        if decision.lease:
+            self._claims.claim(decision.lease, decision.fencing_token)
+        if subject.message_digests and not subject.session_key.session_id:
+            self._view.remember_messages(session.key, subject.message_digests[-1])
+        return decision
+
+    async def _await_retention(self, key: SessionKey) -> float:
+        """Waits for the session's expected retention, and returns for how long."""
+        start = self._clock.now()
+        decision_id = self._expected.of(key, start)
+        if decision_id is None:
+            return 0.0
+        if not self._view.was_retained(decision_id):
+            await self._view.wait_retained(decision_id, self._policy.retention_wait)
+        if self._expected.of(key, start) == decision_id:
+            self._expected.settle(key)
+        return self._clock.now() - start
+
+    def _retains(self, engine_name: str) -> bool:
+        engine = self._view.engine(engine_name)
+        return engine is not None and engine.build.connector is ConnectorKind.KVPLANE
+
+    def _sweep(self) -> None:
+        for turn in self._in_flight.sweep(self._clock.now()):
+            _log.warning("the outcome of decision %s was never reported", turn.decision_id)
+            if turn.lease:
+                self._claims.drop(turn.lease)
+
+
+def validate(subject: Subject) -> None:
+    """Checks what a subject must have.
+
+    Raises:
+        InvalidRequest: Something is missing or too long.
+
+    """
+    key = subject.session_key
+    if not key.session_id:
+        key = SessionKey(key.tenant, key.model, key.adapter, "unnamed")
+    key.validate()
+
+
+def make_decision(
+    subject: Subject,
+    session: Recognised,
+    situation: Situation,
+    choice: Choice,
+    *,
+    decision_id: str,
+    ttl: float,
+    waited: float = 0.0,
+) -> Decision:
+    """The decision that carries a choice out."""
+    lease = situation.lease
+    if choice.strategy is Strategy.RECOMPUTE or (
+        choice.strategy is Strategy.LOCAL and not situation.decode_holds
+    ):
+        lease = None
+    decode = decode_leg(
+        situation.decode,
+        session_key=session.key,
+        decision_id=decision_id,
+        message_digest=subject.message_digests[-1] if subject.message_digests else b"",
+        alone=choice.strategy is Strategy.LOCAL,
+    )
+    return Decision(
+        decision_id=decision_id,
+        strategy=choice.strategy,
+        reason=choice.reason,
+        details=choice.details,
+        prefill=_prefill(situation, choice),
+        decode=decode,
+        session_key=session.key,
+        lease=lease.name if lease is not None else "",
+        fencing_token=lease.fencing_token if lease is not None else 0,
+        held_tokens=lease.tokens if lease is not None else 0,
+        ttl=ttl,
+        waited=waited,
+    )
+
+
+def _prefill(situation: Situation, choice: Choice) -> Leg | None:
+    reader, handle = situation.reader, situation.handle
+    if choice.strategy is Strategy.PULL and reader is not None and handle is not None:
+        return pull_leg(reader, handle)
+    if choice.strategy is Strategy.RECOMPUTE and situation.prefill is not None:
+        return prefill_leg(situation.prefill)
+    return None

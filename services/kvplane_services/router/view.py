@@ -1,0 +1,243 @@
+"""What the router knows: engines and leases, from feeds, in memory.
+
+Nothing here cannot be rebuilt from the feeds, and reading it never waits. It may lag
+behind the lease manager; a decision made on an old view costs a recompute, because the
+readers of a retention check what they read.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kvplane_services.clock import Clock
+from kvplane_services.engine.model import Engine, EngineState
+from kvplane_services.lease.model import Lease, LeaseState
+from kvplane_services.router.remembered import Remembered
+from kvplane_services.router.tracked import Tracked
+from kvplane_services.session.model import SessionKey
+from kvplane_services.store.ports import Event, Feed
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+# Tenant, model, adapter and the digest of some leading messages.
+_Messages = tuple[str, str, str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class EndedLease:
+    """A lease that is over or about to be; `how` says why, in words."""
+
+    lease: str
+    engine: str
+    fencing_token: int
+    how: str
+
+
+class RouterView:
+    """Engines by name; leases by session, and by the messages that they answer."""
+
+    def __init__(self, *, clock: Clock, grace: float, memory: int) -> None:
+        self._clock = clock
+        self._engines: Tracked[Engine] = Tracked(grace=grace)
+        self._leases: Tracked[Lease] = Tracked(grace=grace)
+        self._engine_by_name: dict[str, Engine] = {}
+        self._serving: dict[str, dict[str, Engine]] = {}
+        self._live: dict[SessionKey, dict[str, Lease]] = {}
+        self._live_messages: dict[_Messages, dict[str, SessionKey]] = {}
+        self._ended: Remembered[SessionKey, EndedLease] = Remembered(memory)
+        self._past_messages: Remembered[_Messages, SessionKey] = Remembered(memory)
+        self._retained: Remembered[str, None] = Remembered(memory)
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._models: Remembered[str, None] = Remembered(memory)
+
+    async def run(self, *, engines: Feed[Engine], leases: Feed[Lease]) -> None:
+        """Follows the feeds until cancelled."""
+
+        async def follow_engines() -> None:
+            async for event in engines():
+                self.apply_engine(event)
+
+        async def follow_leases() -> None:
+            async for event in leases():
+                self.apply_lease(event)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follow_engines())
+            tasks.create_task(follow_leases())
+
+    @property
+    def synced(self) -> bool:
+        """Whether the full state has been seen once."""
+        return self._engines.synced and self._leases.synced
+
+    def apply_engine(self, event: Event[Engine]) -> None:
+        """Takes an engine's change in."""
+        before, after = self._engines.apply(event, self._clock.now())
+        if before is not None:
+            self._drop_engine(before)
+        if after is not None:
+            self._engine_by_name[after.name] = after
+            for model in after.models:
+                self._serving.setdefault(model, {})[after.name] = after
+                self._models.put(model, None)
+
+    def apply_lease(self, event: Event[Lease]) -> None:
+        """Takes a lease's change in, and wakes decisions that wait for it."""
+        before, after = self._leases.apply(event, self._clock.now())
+        if before is not None and before.state is LeaseState.ACTIVE:
+            self._unindex(before)
+        if after is not None and after.state is LeaseState.ACTIVE:
+            self._index(after)
+        elif before is not None or after is not None:
+            self._bury(before, after)
+        if after is not None and after.decision_id:
+            self._retained.put(after.decision_id, None)
+            for waiting in self._waiting.get(after.decision_id, ()):
+                waiting.set()
+
+    def lapse(self) -> None:
+        """Forgets what a restarted plane did not hear of again in time."""
+        now = self._clock.now()
+        for engine in self._engines.lapse(now):
+            self._drop_engine(engine)
+        for lease in self._leases.lapse(now):
+            if lease.state is LeaseState.ACTIVE:
+                self._unindex(lease)
+                self._bury(lease, None)
+
+    def engines(self) -> Iterable[Engine]:
+        """All engines, lost ones included."""
+        return self._engine_by_name.values()
+
+    def serving(self, model: str) -> Iterable[Engine]:
+        """Engines that serve the model, lost ones included."""
+        return self._serving.get(model, {}).values()
+
+    def engine(self, name: str) -> Engine | None:
+        """An engine by its full name."""
+        return self._engine_by_name.get(name)
+
+    def served_models(self) -> tuple[str, ...]:
+        """Models that some engine which is not lost serves, sorted."""
+        return tuple(
+            sorted(
+                {
+                    model
+                    for engine in self.engines()
+                    if engine.state is not EngineState.LOST
+                    for model in engine.models
+                }
+            )
+        )
+
+    def ever_served(self, model: str) -> bool:
+        """Whether any engine that was seen serves or served the model."""
+        return model in self._models
+
+    def live_lease(self, key: SessionKey) -> Lease | None:
+        """The session's live lease; the newest one if a newer grant just took over."""
+        leases = self._live.get(key)
+        if not leases:
+            return None
+        return max(leases.values(), key=lambda lease: lease.fencing_token)
+
+    def ended_lease(self, key: SessionKey) -> EndedLease | None:
+        """The session's last lease that ended, while it is remembered."""
+        return self._ended.get(key)
+
+    def remember_messages(self, key: SessionKey, digest: bytes) -> None:
+        """Notes that a turn of the session had the messages of this digest."""
+        if digest:
+            self._past_messages.put(_messages(key, digest), key)
+
+    def session_of(self, key: SessionKey, digests: Sequence[bytes]) -> SessionKey | None:
+        """The session of a turn that had these messages, or the most of them from the first on.
+
+        Args:
+            key: Only sessions of its tenant, model and adapter; its session id is not read.
+            digests: One for the first 1, 2, ... n messages.
+
+        """
+        for count in range(len(digests), 0, -1):
+            messages = _messages(key, digests[count - 1])
+            live = self._live_messages.get(messages)
+            found = next(reversed(live.values())) if live else self._past_messages.get(messages)
+            if found is not None:
+                return found
+        return None
+
+    def was_retained(self, decision_id: str) -> bool:
+        """Whether the retention of this decision's turn was reported."""
+        return decision_id in self._retained
+
+    async def wait_retained(self, decision_id: str, seconds: float) -> bool:
+        """Waits until the retention of this decision's turn is reported; False if it is not."""
+        if self.was_retained(decision_id):
+            return True
+        arrived = asyncio.Event()
+        waiting = self._waiting.setdefault(decision_id, set())
+        waiting.add(arrived)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                timer = tasks.create_task(self._clock.sleep(seconds))
+                waiter = tasks.create_task(arrived.wait())
+                await asyncio.wait((timer, waiter), return_when=asyncio.FIRST_COMPLETED)
+                timer.cancel()
+                waiter.cancel()
+        finally:
+            waiting.discard(arrived)
+            if not waiting:
+                self._waiting.pop(decision_id, None)
+        return self.was_retained(decision_id)
+
+    def _drop_engine(self, engine: Engine) -> None:
+        self._engine_by_name.pop(engine.name, None)
+        for model in engine.models:
+            _drop(self._serving, model, engine.name)
+
+    def _index(self, lease: Lease) -> None:
+        self._live.setdefault(lease.session_key, {})[lease.lease_id] = lease
+        if lease.message_digest:
+            messages = _messages(lease.session_key, lease.message_digest)
+            self._live_messages.setdefault(messages, {})[lease.lease_id] = lease.session_key
+
+    def _unindex(self, lease: Lease) -> None:
+        _drop(self._live, lease.session_key, lease.lease_id)
+        if lease.message_digest:
+            messages = _messages(lease.session_key, lease.message_digest)
+            _drop(self._live_messages, messages, lease.lease_id)
+
+    def _bury(self, before: Lease | None, after: Lease | None) -> None:
+        lease = after or before
+        if lease is None or (after is None and lease.state is LeaseState.ENDED):
+            return  # The end of this lease was noted when it ended.
+        known = self._ended.get(lease.session_key)
+        if known is None or known.fencing_token <= lease.fencing_token:
+            ended = EndedLease(
+                lease=lease.name,
+                engine=lease.engine,
+                fencing_token=lease.fencing_token,
+                how=_how_it_ended(lease, forgotten=after is None),
+            )
+            self._ended.put(lease.session_key, ended)
+        self.remember_messages(lease.session_key, lease.message_digest)
+
+
+def _how_it_ended(lease: Lease, *, forgotten: bool) -> str:
+    if lease.end_reason is not None:
+        return f"ended: {lease.end_reason.value}"
+    return "is no longer known to the lease manager" if forgotten else "is being released"
+
+
+def _messages(key: SessionKey, digest: bytes) -> _Messages:
+    return key.tenant, key.model, key.adapter, digest
+
+
+def _drop(index: dict[_K, dict[str, _V]], key: _K, name: str) -> None:
+    entries = index.get(key)
+    if entries is not None:
+        entries.pop(name, None)
+        if not entries:
+            del index[key]

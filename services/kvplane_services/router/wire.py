@@ -1,0 +1,246 @@
+"""Decisions on the wire and back."""
+
+from kvplane.api.router.v1 import router_pb2 as pb
+from kvplane.api.session.v1 import session_pb2
+from kvplane_services.errors import InvalidRequest
+from kvplane_services.router.model import (
+    Candidate,
+    Decision,
+    DecisionReason,
+    Explanation,
+    Leg,
+    LegKind,
+    LegReport,
+    RouteOutcome,
+    Strategy,
+    StrategyCandidate,
+    Subject,
+)
+from kvplane_services.session.model import SessionKey
+from kvplane_services.spans import duration, seconds_of
+
+# The most that one request may carry; enough for any conversation.
+_MAX_DIGESTS = 4096
+_MAX_DIGEST_BYTES = 64
+_MAX_BLOCK_HASHES = 65_536
+
+_STRATEGIES = {
+    pb.STRATEGY_LOCAL: Strategy.LOCAL,
+    pb.STRATEGY_PULL: Strategy.PULL,
+    pb.STRATEGY_RECOMPUTE: Strategy.RECOMPUTE,
+}
+_REASONS = {
+    pb.DECISION_REASON_FORCED: DecisionReason.FORCED,
+    pb.DECISION_REASON_LEASE_LIVE: DecisionReason.LEASE_LIVE,
+    pb.DECISION_REASON_NO_LEASE: DecisionReason.NO_LEASE,
+    pb.DECISION_REASON_LEASE_ENDED: DecisionReason.LEASE_ENDED,
+    pb.DECISION_REASON_HISTORY_TOO_SHORT: DecisionReason.HISTORY_TOO_SHORT,
+    pb.DECISION_REASON_HOLDER_UNAVAILABLE: DecisionReason.HOLDER_UNAVAILABLE,
+    pb.DECISION_REASON_NO_PREFILL_ENGINE: DecisionReason.NO_PREFILL_ENGINE,
+    pb.DECISION_REASON_STOCK_CONNECTOR: DecisionReason.STOCK_CONNECTOR,
+    pb.DECISION_REASON_CHEAPEST: DecisionReason.CHEAPEST,
+    pb.DECISION_REASON_EXPLORING: DecisionReason.EXPLORING,
+}
+_LEGS = {pb.LEG_KIND_PREFILL: LegKind.PREFILL, pb.LEG_KIND_DECODE: LegKind.DECODE}
+_OUTCOMES = {
+    pb.ROUTE_OUTCOME_SUCCEEDED: RouteOutcome.SUCCEEDED,
+    pb.ROUTE_OUTCOME_FAILED: RouteOutcome.FAILED,
+    pb.ROUTE_OUTCOME_CANCELLED: RouteOutcome.CANCELLED,
+    pb.ROUTE_OUTCOME_REFUSED: RouteOutcome.REFUSED,
+}
+STRATEGIES_TO_WIRE = {strategy: value for value, strategy in _STRATEGIES.items()}
+_REASONS_TO_WIRE = {reason: value for value, reason in _REASONS.items()}
+_LEGS_TO_WIRE = {leg: value for value, leg in _LEGS.items()}
+_OUTCOMES_TO_WIRE = {outcome: value for value, outcome in _OUTCOMES.items()}
+
+
+def subject_from_wire(message: pb.RouteSubject) -> Subject:
+    """The subject of a request. Raises InvalidRequest."""
+    key = message.session_key
+    if len(message.message_digests) > _MAX_DIGESTS:
+        raise InvalidRequest(
+            f"subject.message_digests has more than {_MAX_DIGESTS} entries",
+            field="subject.message_digests",
+        )
+    if any(not 0 < len(digest) <= _MAX_DIGEST_BYTES for digest in message.message_digests):
+        raise InvalidRequest(
+            f"subject.message_digests: each has 1 to {_MAX_DIGEST_BYTES} bytes",
+            field="subject.message_digests",
+        )
+    if len(message.block_hashes) > _MAX_BLOCK_HASHES:
+        raise InvalidRequest(
+            f"subject.block_hashes has more than {_MAX_BLOCK_HASHES} entries",
+            field="subject.block_hashes",
+        )
+    if message.prompt_tokens < 0 or message.max_output_tokens < 0:
+        raise InvalidRequest("subject: token counts are not negative", field="subject")
+    return Subject(
+        session_key=SessionKey(key.tenant, key.model, key.adapter, key.session_id),
+        message_digests=tuple(message.message_digests),
+        prompt_tokens=message.prompt_tokens,
+        max_output_tokens=message.max_output_tokens,
+        block_hashes=tuple(message.block_hashes),
+    )
+
+
+def subject_to_wire(subject: Subject) -> pb.RouteSubject:
+    """The message of a subject."""
+    return pb.RouteSubject(
+        session_key=_key_to_wire(subject.session_key),
+        message_digests=subject.message_digests,
+        prompt_tokens=subject.prompt_tokens,
+        max_output_tokens=subject.max_output_tokens,
+        block_hashes=subject.block_hashes,
+    )
+
+
+def strategy_from_wire(value: int, *, field: str) -> Strategy | None:
+    """The strategy; None if it is left to the router. Raises InvalidRequest if unknown."""
+    if value == pb.STRATEGY_UNSPECIFIED:
+        return None
+    strategy = {int(known): one for known, one in _STRATEGIES.items()}.get(value)
+    if strategy is None:
+        raise InvalidRequest(f"{field}: {value} is no strategy of this router", field=field)
+    return strategy
+
+
+def decision_to_wire(decision: Decision) -> pb.Decision:
+    """The message of a decision."""
+    return pb.Decision(
+        decision_id=decision.decision_id,
+        strategy=STRATEGIES_TO_WIRE[decision.strategy],
+        reason=_REASONS_TO_WIRE[decision.reason],
+        details=decision.details,
+        prefill=_leg_to_wire(decision.prefill) if decision.prefill is not None else None,
+        decode=_leg_to_wire(decision.decode),
+        session_key=_key_to_wire(decision.session_key),
+        lease=decision.lease,
+        fencing_token=decision.fencing_token,
+        held_tokens=decision.held_tokens,
+        ttl=duration(decision.ttl),
+        waited=duration(decision.waited),
+    )
+
+
+def decision_from_wire(message: pb.Decision) -> Decision:
+    """The decision of a message.
+
+    Raises:
+        InvalidRequest: It has a strategy that this version does not know.
+
+    """
+    strategy = strategy_from_wire(message.strategy, field="decision.strategy")
+    if strategy is None:
+        raise InvalidRequest("decision.strategy is missing", field="decision.strategy")
+    # A newer router may know more reasons; they change nothing in what to do.
+    reason = {int(known): one for known, one in _REASONS.items()}.get(message.reason)
+    key = message.session_key
+    return Decision(
+        decision_id=message.decision_id,
+        strategy=strategy,
+        reason=reason or DecisionReason.CHEAPEST,
+        details=message.details,
+        prefill=_leg_from_wire(message.prefill) if message.HasField("prefill") else None,
+        decode=_leg_from_wire(message.decode),
+        session_key=SessionKey(key.tenant, key.model, key.adapter, key.session_id),
+        lease=message.lease,
+        fencing_token=message.fencing_token,
+        held_tokens=message.held_tokens,
+        ttl=seconds_of(message.ttl),
+        waited=seconds_of(message.waited),
+    )
+
+
+def report_from_wire(message: pb.ReportRouteOutcomeRequest) -> LegReport:
+    """The report of a request. Raises InvalidRequest."""
+    if not message.decision_id:
+        raise InvalidRequest("decision_id is required", field="decision_id")
+    leg = {int(known): one for known, one in _LEGS.items()}.get(message.leg)
+    if leg is None:
+        raise InvalidRequest("leg is required: PREFILL or DECODE", field="leg")
+    if message.outcome == pb.ROUTE_OUTCOME_UNSPECIFIED:
+        raise InvalidRequest("outcome is required", field="outcome")
+    outcomes = {int(known): one for known, one in _OUTCOMES.items()}
+    return LegReport(
+        decision_id=message.decision_id,
+        leg=leg,
+        # An outcome that only newer gateways know is no success.
+        outcome=outcomes.get(message.outcome, RouteOutcome.FAILED),
+        time_to_first_byte=seconds_of(message.time_to_first_byte),
+        duration=seconds_of(message.duration),
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+        output_tokens=message.output_tokens,
+    )
+
+
+def report_to_wire(report: LegReport) -> pb.ReportRouteOutcomeRequest:
+    """The request that carries a report."""
+    return pb.ReportRouteOutcomeRequest(
+        decision_id=report.decision_id,
+        leg=_LEGS_TO_WIRE[report.leg],
+        outcome=_OUTCOMES_TO_WIRE[report.outcome],
+        time_to_first_byte=duration(report.time_to_first_byte),
+        duration=duration(report.duration),
+        prompt_tokens=report.prompt_tokens,
+        cached_tokens=report.cached_tokens,
+        output_tokens=report.output_tokens,
+    )
+
+
+def explanation_to_wire(explanation: Explanation) -> pb.ExplainRouteResponse:
+    """The response that carries an explanation."""
+    decision = explanation.decision
+    return pb.ExplainRouteResponse(
+        decision=decision_to_wire(decision) if decision is not None else None,
+        failure=explanation.failure,
+        candidates=[_candidate_to_wire(one) for one in explanation.candidates],
+        strategies=[_strategy_to_wire(one) for one in explanation.strategies],
+    )
+
+
+def _candidate_to_wire(candidate: Candidate) -> pb.RouteCandidate:
+    return pb.RouteCandidate(
+        engine=candidate.engine,
+        leg=_LEGS_TO_WIRE[candidate.leg],
+        score=candidate.score,
+        scores=dict(candidate.scores),
+        rejection=candidate.rejection,
+        in_flight=candidate.in_flight,
+    )
+
+
+def _strategy_to_wire(candidate: StrategyCandidate) -> pb.StrategyCandidate:
+    return pb.StrategyCandidate(
+        strategy=STRATEGIES_TO_WIRE[candidate.strategy],
+        predicted_ms=candidate.predicted_ms,
+        rejection=candidate.rejection,
+    )
+
+
+def _leg_to_wire(leg: Leg) -> pb.Leg:
+    return pb.Leg(
+        engine=leg.engine,
+        epoch=leg.epoch,
+        endpoint=leg.endpoint,
+        kv_transfer_params=leg.kv_transfer_params,
+        data_parallel_rank=leg.data_parallel_rank,
+    )
+
+
+def _leg_from_wire(message: pb.Leg) -> Leg:
+    return Leg(
+        engine=message.engine,
+        epoch=message.epoch,
+        endpoint=message.endpoint,
+        kv_transfer_params=message.kv_transfer_params,
+        data_parallel_rank=(
+            message.data_parallel_rank if message.HasField("data_parallel_rank") else None
+        ),
+    )
+
+
+def _key_to_wire(key: SessionKey) -> session_pb2.SessionKey:
+    return session_pb2.SessionKey(
+        tenant=key.tenant, model=key.model, adapter=key.adapter, session_id=key.session_id
+    )
