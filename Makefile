@@ -50,11 +50,11 @@ build: dev-env ## Build the wheel into dist/
 
 .PHONY: test
 test: check engine-env ## Run every check and every test, on real vLLM too
-	@$(CODEGEN) $(BIN)/pytest $(PYTEST_ARGS)
+	@$(BIN)/pytest $(PYTEST_ARGS)
 
 .PHONY: test-fast
 test-fast: dev-env codegen-env ## Run the unit and contract tests, without vLLM
-	@$(CODEGEN) $(BIN)/pytest tests/unit tests/contract -m "not vllm" $(PYTEST_ARGS)
+	@$(BIN)/pytest tests/unit tests/contract -m "not vllm" $(PYTEST_ARGS)
 
 .PHONY: check
 check: dev-env codegen-env ## Lint, formats, types, import direction, contracts, drift of generated and lock files

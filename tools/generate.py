@@ -4,7 +4,6 @@ Needs the code generation environment's programs first on PATH: `make proto` see
 """
 
 import argparse
-import difflib
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 # Relative to the repository's root, in which this runs, and to buf's output folder alike.
 GENERATED = Path("clients/python/kvplane/api")
 PACKAGE_DOCSTRING = '"""Generated from proto/ by `make proto`; do not edit."""\n'
-SHOWN_LINES = 40
 
 
 def generate(out: Path) -> Path:
@@ -34,18 +32,15 @@ def contents(package: Path) -> dict[str, str]:
 
 
 def differences(committed: dict[str, str], fresh: dict[str, str]) -> list[str]:
-    """A unified diff, line by line; empty if both are the same."""
+    """One line for each file that is not the same in both."""
     lines: list[str] = []
     for name in sorted(committed.keys() | fresh.keys()):
-        lines += difflib.unified_diff(
-            committed.get(name, "").splitlines(),
-            fresh.get(name, "").splitlines(),
-            f"committed/{name}",
-            f"generated/{name}",
-            lineterm="",
-        )
-        if name not in committed or name not in fresh:
-            lines.append(f"only in {'committed' if name in committed else 'generated'}: {name}")
+        if name not in fresh:
+            lines.append(f"{GENERATED / name} belongs to no contract")
+        elif name not in committed:
+            lines.append(f"{GENERATED / name} is missing")
+        elif committed[name] != fresh[name]:
+            lines.append(f"{GENERATED / name} differs")
     return lines
 
 
@@ -59,7 +54,7 @@ def main() -> int:
         if check:
             drift = differences(contents(GENERATED), contents(fresh))
             if drift:
-                print(*drift[:SHOWN_LINES], sep="\n")
+                print(*drift, sep="\n")
                 print("The generated code does not match proto/: run `make proto` and commit.")
             return 1 if drift else 0
         shutil.rmtree(GENERATED, ignore_errors=True)
