@@ -49,8 +49,10 @@ build: dev-env ## Build the wheel into dist/
 # -- What developers run --------------------------------------------------------------------------
 
 .PHONY: test
-test: check engine-env ## Run every check and every test, on real vLLM too
-	@$(BIN)/pytest $(PYTEST_ARGS)
+test: dev-env codegen-env engine-env ## Run every check and every test, on real vLLM too
+	@failed=; $(MAKE) check || failed=" check"; \
+	$(BIN)/pytest $(PYTEST_ARGS) || failed="$$failed pytest"; \
+	[ -z "$$failed" ] || { echo "make test: failed:$$failed" >&2; exit 1; }
 
 .PHONY: test-fast
 test-fast: dev-env codegen-env ## Run the unit and contract tests, without vLLM
