@@ -1,0 +1,16 @@
+"""The engine's clock: the one that vLLM stamps block expiries with."""
+
+import asyncio
+import time
+
+
+class EngineClock:
+    """Implements `kvplane.client.clock.Clock` on `perf_counter`, vLLM's choice for expiries."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary start; comparable within one process only."""
+        return time.perf_counter()  # noqa: TID251 - this is where the connector's time comes from
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits; a negative or zero span only yields to other tasks."""
+        await asyncio.sleep(max(0.0, seconds))  # noqa: TID251 - as above

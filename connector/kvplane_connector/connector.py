@@ -1,0 +1,108 @@
+"""KvplaneConnector: vLLM's NIXL pull connector with leases, on both sides of a transfer.
+
+    --kv-transfer-config '{"kv_connector": "KvplaneConnector",
+      "kv_connector_module_path": "kvplane_connector.connector", "kv_role": "kv_consumer",
+      "kv_connector_extra_config": {"kvplane": {"plane": "10.0.0.5:7000",
+        "engine_id": "decode-0", "endpoint": "http://10.0.0.7:8000"}}}'
+
+NIXL moves the data as it does for vLLM's own connector. Added: turns that carry a mark are
+retained under leases and reported to the plane, reads do not consume, and a prefill
+engine reads of a handle only what provably fits its prompt.
+"""
+
+import logging
+from typing import Any
+
+from kvplane_connector.engine_facts import gather_facts
+from kvplane_connector.load_meter import LoadMeter
+from kvplane_connector.nixl_progress import progress_thread
+from kvplane_connector.plane_link import PlaneLink
+from kvplane_connector.retentions import RetentionLedger
+from kvplane_connector.scheduler import KvplaneScheduler
+from kvplane_connector.settings import Settings, read_settings
+from kvplane_connector.step_orders import StepNews
+from kvplane_connector.vllm_names import (
+    NIXL_CONNECTOR_VERSION,
+    VLLM_VERSION,
+    KVConnectorRole,
+    NixlPullConnector,
+    nixl_agent_class,
+)
+from kvplane_connector.worker import KvplaneWorker
+
+
+class KvplaneConnector(NixlPullConnector):
+    """The facade that vLLM loads, once for the scheduler and once for each worker.
+
+    Raises:
+        SettingsError: The settings cannot be used.
+
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        _log_as_vllm_does()
+        transfer = vllm_config.kv_transfer_config
+        settings = read_settings(transfer.kv_connector_extra_config, transfer.kv_role)
+        _complete(transfer)
+        # Past NixlPullConnector's own, which would build vLLM's halves, and a second NIXL agent.
+        super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
+        self._kv_load = LoadMeter()
+        self._worker: KvplaneWorker | None = None
+        self.connector_scheduler = None
+        self.connector_worker = None
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = self._build_scheduler(vllm_config, kv_cache_config, settings)
+        else:
+            with progress_thread(
+                nixl_agent_class(),
+                enabled=settings.progress_thread,
+                delay_us=settings.progress_delay_us,
+            ):
+                self._worker = KvplaneWorker(vllm_config, self.engine_id, kv_cache_config)
+            self.connector_worker = self._worker
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """See vLLM."""
+        self._kv_load.bind(gpu_block_pool)
+
+    def build_connector_worker_meta(self) -> StepNews | None:
+        """See vLLM."""
+        return self._worker.take_news() if self._worker is not None else None
+
+    def _build_scheduler(
+        self, vllm_config: Any, kv_cache_config: Any, settings: Settings
+    ) -> KvplaneScheduler:
+        ledger = RetentionLedger(ttl=settings.lease_ttl, clamp_ttl=settings.clamp_ttl)
+        link = None
+        if settings.plane:
+            facts = gather_facts(
+                vllm_config,
+                settings,
+                nixl_engine_id=self.engine_id,
+                vllm_version=VLLM_VERSION,
+                nixl_connector_version=NIXL_CONNECTOR_VERSION,
+            )
+            link = PlaneLink(target=settings.plane, facts=facts, ledger=ledger, load=self._kv_load)
+        return KvplaneScheduler(
+            vllm_config,
+            self.engine_id,
+            kv_cache_config,
+            ledger=ledger,
+            load=self._kv_load,
+            link=link,
+        )
+
+
+def _complete(transfer: Any) -> None:
+    """Sets what the connector needs of vLLM's options and nobody would want otherwise."""
+    transfer.kv_connector_extra_config.setdefault("bidirectional_kv_xfer", True)
+    # vLLM reads this after it has built the connector. A failed read is to cost time, not the turn.
+    transfer.kv_load_failure_policy = "recompute"
+
+
+def _log_as_vllm_does() -> None:
+    vllm = logging.getLogger("vllm")
+    for name in ("kvplane", "kvplane_connector"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = vllm.handlers, False
+        logger.setLevel(vllm.getEffectiveLevel())

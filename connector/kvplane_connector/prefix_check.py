@@ -1,0 +1,84 @@
+"""Cuts a handle to the tokens that its blocks provably share with a prompt.
+
+Nothing else guards against wrong KV: a router may guess the session wrongly, a client may
+have edited its history. Cutting inside a block is exact, because the reader computes
+from there on and overwrites the rest.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvplane.digest import DigestChain, common_prefix
+
+
+class Outcome(enum.Enum):
+    """How much of a handle is read, and why not more."""
+
+    WHOLE = "the whole history is the same"
+    CUT = "the history differs from there on"
+    DIFFERENT = "the history shares no leading tokens with what the blocks hold"
+    UNPROVED = "the handle does not prove which tokens its blocks hold"
+    UNFENCED = "the handle does not say until when its blocks are kept"
+    SHORT = "the handle names fewer blocks than its tokens need"
+    UNPROVABLE = "the prompt is not made of tokens alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What may be read: `tokens` of the `offered` ones, from `block_ids` per cache group."""
+
+    outcome: Outcome
+    offered: int
+    tokens: int = 0
+    block_ids: Sequence[Sequence[int]] = ()
+
+
+def cut_handle(
+    params: dict[str, Any],
+    chain: DigestChain | None,
+    prompt: Sequence[int],
+    context: bytes,
+    block_size: int,
+) -> Cut:
+    """What of the blocks in a handle's `params` may be read for `prompt`.
+
+    Args:
+        params: The handle: vLLM's `kv_transfer_params`.
+        chain: The proof in it.
+        prompt: Token ids of the prompt.
+        context: What else shapes the prompt's KV.
+        block_size: Tokens per block at the engine that holds the blocks.
+
+    """
+    offered = _whole_number(params.get("remote_num_tokens"))
+    if chain is None:
+        return Cut(Outcome.UNPROVED, offered)
+    if not isinstance(params.get("remote_blocks_expiry_time"), int | float):
+        return Cut(Outcome.UNFENCED, offered)
+    groups = params.get("remote_block_ids")
+    if not isinstance(groups, list | tuple) or not _are_block_ids(groups) or block_size <= 0:
+        return Cut(Outcome.SHORT, offered)
+    shared = min(common_prefix(chain, prompt, context), offered)
+    if shared == 0:
+        return Cut(Outcome.DIFFERENT, offered)
+    blocks = -(-shared // block_size)
+    whole = shared == offered
+    # A group that kept only its window's tail, or a state, fits the whole history alone.
+    if not whole and any(len(group) < blocks for group in groups):
+        return Cut(Outcome.SHORT, offered)
+    # Blocks behind the tokens would shift the reader, which aligns at the end.
+    cut = [list(group[:blocks]) for group in groups]
+    return Cut(Outcome.WHOLE if whole else Outcome.CUT, offered, shared, cut)
+
+
+def _whole_number(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _are_block_ids(groups: Sequence[Any]) -> bool:
+    return len(groups) > 0 and all(
+        isinstance(group, list | tuple) and all(isinstance(block, int) for block in group)
+        for group in groups
+    )

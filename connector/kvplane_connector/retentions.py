@@ -1,0 +1,267 @@
+"""The engine's account of its retentions: until when each is kept, and who was told so.
+
+Three times belong to a retention, all on the engine's clock, and they never pass each other:
+
+    exported <= confirmed <= ordered
+
+`ordered` is what the workers were last asked to keep to; `confirmed` what they surely do;
+`exported` the latest expiry in a handle that left the engine. A reader trusts
+`exported`, so the blocks may not go before it, and it is only raised to what the workers
+have confirmed: a renewal can cross with the worker's own expiry and be lost. A
+release lowers the deadline to `exported`, never below.
+
+The account lives between two threads: vLLM's step loop begins, confirms and ends retentions
+and fetches orders; the link to the plane applies directives and makes reports. Building
+a report's handles and digests is left to the link.
+"""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvplane.client.names import SessionKey
+from kvplane.client.retention import Directive, EndReason, Renew, Report, Retention
+from kvplane.client.retention_log import RetentionLog
+from kvplane.digest import DigestChain, chain_of
+from kvplane.transfer_params import KEY, TurnMark, encode_proof
+
+# A handle is exported anew once its expiry can be moved by this part of the TTL; readers thus
+# find most of a TTL in it, and a plane that renews at every heartbeat costs no report each.
+_REFRESH_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedTurn:
+    """A finished turn whose blocks stay.
+
+    Attributes:
+        retention_id: vLLM's request id.
+        mark: Whose turn it is.
+        token_ids: The tokens whose KV the blocks hold.
+        context: What else shapes their KV; start of their digest chain.
+        block_ids: The blocks, for counting what retentions share.
+        block_size: Tokens per block.
+        kv_transfer_params: vLLM's handle.
+        expiry: When vLLM frees the blocks unless told otherwise, as the handle says.
+
+    """
+
+    retention_id: str
+    mark: TurnMark
+    token_ids: Sequence[int]
+    context: bytes
+    block_ids: frozenset[int]
+    block_size: int
+    kv_transfer_params: Mapping[str, Any]
+    expiry: float
+
+
+@dataclass(slots=True)
+class _Held:
+    turn: RetainedTurn
+    exported: float
+    confirmed: float
+    ordered: float
+    ttl: float
+    reads: int = 0
+    lease: str = ""
+    fencing_token: int = 0
+    release: EndReason | None = None
+    chain: DigestChain | None = None
+
+
+class RetentionLedger:
+    """The account. Safe to use from the step loop and the link at once.
+
+    Args:
+        ttl: Seconds to hold a retention for until the plane says otherwise.
+        clamp_ttl: Puts a TTL that the plane orders within the operator's bounds.
+
+    """
+
+    def __init__(self, *, ttl: float, clamp_ttl: Callable[[float], float]) -> None:
+        self._ttl = ttl
+        self._clamp_ttl = clamp_ttl
+        self._lock = threading.Lock()
+        self._held: dict[str, _Held] = {}
+        self._orders: dict[str, float] = {}
+        self._to_export: set[str] = set()
+        self._log = RetentionLog()
+        self._uses_of_block: Counter[int] = Counter()
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that a new retention is held for."""
+        return self._ttl
+
+    def set_ttl(self, ttl: float) -> None:
+        """The plane's TTL for new retentions; put within the bounds."""
+        self._ttl = self._clamp_ttl(ttl)
+
+    @property
+    def retentions(self) -> int:
+        """Retentions held."""
+        return len(self._held)
+
+    @property
+    def retained_blocks(self) -> int:
+        """Blocks that retentions hold; shared ones count once."""
+        return len(self._uses_of_block)
+
+    # -- Step loop
+
+    def begin(self, turn: RetainedTurn) -> None:
+        """A turn finished and its blocks stay until `turn.expiry`."""
+        held = _Held(turn, turn.expiry, turn.expiry, turn.expiry, self._ttl)
+        with self._lock:
+            self._held[turn.retention_id] = held
+            self._to_export.add(turn.retention_id)
+            self._uses_of_block.update(turn.block_ids)
+
+    def take_orders(self) -> Mapping[str, float]:
+        """New deadlines for the workers since the last call. Takes no lock when there are none."""
+        if not self._orders:
+            return {}
+        with self._lock:
+            orders, self._orders = self._orders, {}
+        return orders
+
+    def confirm(self, applied: Mapping[str, float]) -> bool:
+        """The workers keep to these deadlines from now on. Returns whether handles changed."""
+        changed = False
+        with self._lock:
+            for name, deadline in applied.items():
+                if (held := self._held.get(name)) is None:
+                    continue
+                held.confirmed = max(deadline, held.exported)
+                if held.release is None and self._is_stale(held):
+                    self._to_export.add(name)
+                    changed = True
+                else:
+                    self._log.renew(
+                        name,
+                        deadline=held.confirmed,
+                        lease=held.lease,
+                        fencing_token=held.fencing_token,
+                    )
+        return changed
+
+    def read(self, retention_id: str, reads: int) -> None:
+        """A retention was read `reads` times since it began; unknown ones are ignored."""
+        with self._lock:
+            if (held := self._held.get(retention_id)) is not None:
+                held.reads = max(held.reads, reads)
+                self._log.read(retention_id, held.reads)
+
+    def end(self, retention_id: str, reason: EndReason = EndReason.EXPIRED) -> bool:
+        """The workers gave a retention's blocks up; returns False for unknown ones.
+
+        `reason` is reported unless the plane asked for a release with a reason of its own.
+        """
+        with self._lock:
+            if (held := self._held.pop(retention_id, None)) is None:
+                return False
+            self._orders.pop(retention_id, None)
+            self._to_export.discard(retention_id)
+            self._uses_of_block.subtract(held.turn.block_ids)
+            for block in held.turn.block_ids:
+                if self._uses_of_block[block] <= 0:
+                    del self._uses_of_block[block]
+            self._log.end(retention_id, held.release or reason)
+            return True
+
+    # -- Link to the plane; the reporting half of `kvplane.client.retention.RetentionSource`
+
+    def apply(self, directives: Sequence[Directive], *, sent_at: float) -> None:
+        """See `RetentionSource.apply`. What was asked to be released is not renewed again."""
+        with self._lock:
+            for one in directives:
+                held = self._held.get(one.retention_id)
+                if held is None or one.fencing_token < held.fencing_token:
+                    continue
+                held.lease, held.fencing_token = one.lease, one.fencing_token
+                if isinstance(one, Renew):
+                    self._renew(held, one.ttl, sent_at)
+                elif held.release is None:
+                    held.release = one.reason
+                    self._order(held, held.exported)
+
+    def full_report(self) -> Report:
+        """See `RetentionSource.full_report`."""
+        self._export()
+        return self._log.full_report()
+
+    def changes(self) -> Report:
+        """See `RetentionSource.changes`."""
+        self._export()
+        return self._log.changes()
+
+    def acknowledge(self, report: Report) -> None:
+        """See `RetentionSource.acknowledge`."""
+        self._log.acknowledge(report)
+
+    # -- Inside
+
+    def _renew(self, held: _Held, ttl: float, sent_at: float) -> None:
+        if held.release is not None:
+            return
+        held.ttl = self._clamp_ttl(ttl)
+        deadline = sent_at + held.ttl
+        # Earlier than an expiry that is out there it cannot be; later ones are the point.
+        if deadline > held.ordered:
+            self._order(held, deadline)
+
+    def _order(self, held: _Held, deadline: float) -> None:
+        if deadline != held.ordered:
+            held.ordered = deadline
+            self._orders[held.turn.retention_id] = deadline
+
+    def _is_stale(self, held: _Held) -> bool:
+        return held.confirmed - held.exported >= held.ttl * _REFRESH_SHARE
+
+    def _export(self) -> None:
+        """Makes the reports of retentions that began or whose handles are to say a later expiry."""
+        with self._lock:
+            names, self._to_export = self._to_export, set()
+            due = [held for name in names if (held := self._held.get(name)) is not None]
+            for held in due:
+                if held.release is None:
+                    held.exported = held.confirmed
+        for held in due:
+            if held.chain is None:
+                held.chain = chain_of(held.turn.token_ids, held.turn.context)
+            # Encoded outside the lock; only the link thread changes what it depends on.
+            encoded = _encode_handle(held.turn, held.chain, held.exported)
+            with self._lock:
+                if held.turn.retention_id in self._held:
+                    self._log.put(_retention(held, held.chain, encoded))
+
+
+def _encode_handle(turn: RetainedTurn, chain: DigestChain, expiry: float) -> bytes:
+    params = {
+        **turn.kv_transfer_params,
+        "remote_blocks_expiry_time": expiry,
+        KEY: {**encode_proof(chain), "block_size": turn.block_size},
+    }
+    return json.dumps(params, separators=(",", ":")).encode()
+
+
+def _retention(held: _Held, chain: DigestChain, encoded: bytes) -> Retention:
+    mark = held.turn.mark
+    return Retention(
+        retention_id=held.turn.retention_id,
+        session_key=SessionKey(mark.tenant, mark.model, mark.adapter, mark.session_id),
+        tokens=chain.tokens,
+        blocks=len(held.turn.block_ids),
+        kv_transfer_params=encoded,
+        deadline=held.confirmed,
+        digests=chain,
+        decision_id=mark.decision_id,
+        message_digest=mark.message_digest,
+        lease=held.lease,
+        fencing_token=held.fencing_token,
+        reads=held.reads,
+    )

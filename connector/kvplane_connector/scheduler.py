@@ -1,0 +1,223 @@
+"""The scheduler's half: retains turns under leases, and cuts handles to what may be read."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvplane.transfer_params import KEY, TurnMark, decode_proof
+from kvplane_connector.engine_facts import compatibility_hash
+from kvplane_connector.load_meter import LoadMeter
+from kvplane_connector.prefix_check import Cut, Outcome, cut_handle
+from kvplane_connector.request_context import context_for, is_provable
+from kvplane_connector.retentions import RetainedTurn, RetentionLedger
+from kvplane_connector.side_channel import listen_on
+from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
+from kvplane_connector.vllm_names import (
+    NixlConnectorMetadata,
+    NixlPullConnectorScheduler,
+    vllm_listener,
+)
+
+if TYPE_CHECKING:
+    from kvplane_connector.plane_link import PlaneLink
+
+_log = logging.getLogger(__name__)
+
+# Our notes in a request's parameters, beside vLLM's own.
+_CHECKED = "_kvplane_checked"
+_READ_DONE = "_remote_blocks_processed"
+
+
+class KvplaneScheduler(NixlPullConnectorScheduler):
+    """vLLM's pull scheduler, with leases.
+
+    Runs in vLLM's step loop: nothing here waits for the plane.
+
+    Args:
+        vllm_config: vLLM's.
+        engine_id: vLLM's id of this process.
+        kv_cache_config: vLLM's.
+        ledger: The account of retentions, shared with the link.
+        load: The load meter, shared with the link.
+        link: The link to the plane; None for none.
+
+    """
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        engine_id: str,
+        kv_cache_config: Any,
+        *,
+        ledger: RetentionLedger,
+        load: LoadMeter,
+        link: "PlaneLink | None",
+    ) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._ledger = ledger
+        self._load = load
+        self._link = link
+        self._keep: set[str] = set()
+
+    def set_xfer_handshake_metadata(self, metadata: Mapping[Any, Any]) -> None:
+        """The workers are set up and the side channel listens: now others may hear of us."""
+        super().set_xfer_handshake_metadata(metadata)
+        if self._link is not None:
+            self._link.start(
+                nixl_host=self.side_channel_host,
+                nixl_port=self.side_channel_port,
+                compatibility_hash=compatibility_hash(metadata),
+            )
+
+    def on_new_request(self, request: Any) -> None:
+        """See vLLM."""
+        self._load.arrived(request.request_id)
+        super().on_new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """See vLLM. Offers of a prefill leg's handle only what its blocks provably hold."""
+        params = request.kv_transfer_params
+        if params and params.get("do_remote_decode"):
+            if params.get(_READ_DONE):
+                # The read failed, or the request was preempted after it. vLLM would offer the
+                # blocks again, never read them, and leave the request waiting for ever.
+                return 0, False
+            if params.get("remote_block_ids") and _CHECKED not in params:
+                self._cut(request, params)
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """See vLLM."""
+        params = request.kv_transfer_params
+        if params:
+            if self.is_bidirectional_kv_xfer_enabled:
+                # vLLM leaves out turns served from the engine's own cache; their blocks
+                # would then have no expiry and stay for good.
+                self._reqs_in_batch.add(request.request_id)
+            if params.get("do_remote_decode"):
+                if num_external_tokens == 0 and not params.get(_READ_DONE):
+                    # Nothing is read, so the owner is not to be told of a read.
+                    params["remote_block_ids"] = None
+            elif TurnMark.decode(params) is not None:
+                self._keep.add(request.request_id)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> NixlConnectorMetadata:
+        """See vLLM. The only work of each step: two looks at whether there is something to say."""
+        meta = super().build_connector_meta(scheduler_output)
+        self._load.scheduled(len(scheduler_output.num_scheduled_tokens))
+        deadlines = self._ledger.take_orders()
+        if deadlines or self._keep:
+            setattr(meta, ATTRIBUTE, StepOrders(keep=self._keep, deadlines=deadlines))
+            self._keep = set()
+        return meta
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """See vLLM."""
+        super().update_connector_output(connector_output)
+        changed = False
+        news = getattr(connector_output, "kv_connector_worker_meta", None)
+        if isinstance(news, StepNews):
+            for name, reads in news.reads.items():
+                self._ledger.read(name, reads)
+            changed = self._ledger.confirm(news.applied) or bool(news.reads)
+        for name in connector_output.finished_sending or ():
+            changed = self._ledger.end(name) or changed
+        if changed:
+            self._notify()
+
+    def request_finished(
+        self, request: Any, block_ids: Sequence[Sequence[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """See vLLM. A decode turn with a mark is retained under a lease, and reported."""
+        self._load.left(request.request_id)
+        params = request.kv_transfer_params
+        mark = None if not params or params.get("do_remote_decode") else TurnMark.decode(params)
+        if mark is None:
+            return super().request_finished(request, block_ids)
+        stock_ttl, self.decoder_kv_blocks_ttl = self.decoder_kv_blocks_ttl, self._ledger.ttl
+        try:
+            retained, handle = super().request_finished(request, block_ids)
+        finally:
+            self.decoder_kv_blocks_ttl = stock_ttl
+        if retained and handle is not None:
+            self._retain(request, mark, block_ids, handle)
+        return retained, handle
+
+    def shutdown(self) -> None:
+        """See vLLM."""
+        if self._link is not None:
+            self._link.stop()
+        super().shutdown()
+
+    @staticmethod
+    def _nixl_handshake_listener(*args: Any, **kwargs: Any) -> None:
+        """See vLLM. Goes on after a message that it cannot read."""
+        listen_on(vllm_listener, *args, **kwargs)
+
+    def _retain(
+        self,
+        request: Any,
+        mark: TurnMark,
+        block_ids: Sequence[Sequence[int]],
+        handle: dict[str, Any],
+    ) -> None:
+        # The last token's KV may still be on its way: vLLM counts steps that it has only begun.
+        tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        handle["remote_num_tokens"] = tokens
+        if not is_provable(request):
+            _log.debug("%s is not reported: its prompt is not tokens alone", request.request_id)
+            return
+        turn = RetainedTurn(
+            retention_id=request.request_id,
+            mark=mark,
+            token_ids=list(request.all_token_ids[:tokens]),
+            context=context_for(request, tokens),
+            # Block 0 is vLLM's stand-in for blocks outside a window.
+            block_ids=frozenset(block for group in block_ids for block in group if block),
+            block_size=self.block_size,
+            kv_transfer_params=dict(handle),
+            expiry=handle["remote_blocks_expiry_time"],
+        )
+        self._ledger.begin(turn)
+        self._notify()
+
+    def _cut(self, request: Any, params: dict[str, Any]) -> None:
+        params[_CHECKED] = True
+        if not is_provable(request):
+            cut = Cut(Outcome.UNPROVABLE, params.get("remote_num_tokens") or 0)
+        else:
+            chain = decode_proof(params)
+            cut = cut_handle(
+                params,
+                chain,
+                request.prompt_token_ids,
+                context_for(request, chain.tokens if chain is not None else 0),
+                _block_size(params, self.block_size),
+            )
+        if cut.tokens:
+            params["remote_block_ids"] = cut.block_ids
+            params["remote_num_tokens"] = cut.tokens
+        else:
+            params["remote_block_ids"] = None
+        if cut.outcome is not Outcome.WHOLE:
+            _log.info(
+                "%s may read %d of %d tokens: %s",
+                request.request_id,
+                cut.tokens,
+                cut.offered,
+                cut.outcome.value,
+            )
+
+    def _notify(self) -> None:
+        if self._link is not None:
+            self._link.notify()
+
+
+def _block_size(params: Mapping[str, Any], own: int) -> int:
+    """Tokens per block at the owner, which its proof says; else our own."""
+    proof = params.get(KEY)
+    told = proof.get("block_size") if isinstance(proof, Mapping) else None
+    return told if isinstance(told, int) and told > 0 else own

@@ -1,0 +1,148 @@
+"""What an operator sets: the object under "kvplane" in vLLM's `kv_connector_extra_config`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+Role = Literal["prefill", "decode", "both"]
+
+_ROLES: Mapping[str, Role] = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "both": "both",
+    "kv_producer": "prefill",
+    "kv_consumer": "decode",
+    "kv_both": "both",
+}
+
+
+class SettingsError(ValueError):
+    """The configuration cannot be used; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The connector's settings.
+
+    Attributes:
+        role: What the engine serves. Default: from vLLM's `kv_role`.
+        plane: Address of the plane's gRPC, `host:port`. Empty: none; the engine then
+            holds its retentions for `lease_ttl` and nobody hears of them.
+        engine_id: Name of the engine in the plane. Required with `plane`. With several
+            data-parallel ranks each appends `-dp{rank}`.
+        endpoint: Base URL of this engine's OpenAI-compatible server as the gateway reaches it.
+            Required with `plane`.
+        lease_ttl: Seconds that a retention is held until the plane says otherwise.
+        min_lease_ttl: Shortest TTL, seconds. Readers decline within vLLM's 5 s of an expiry.
+        max_lease_ttl: Longest TTL that the plane can order, seconds.
+        progress_thread: Whether NIXL runs its progress thread, without which an engine that
+            has nothing to do does not serve reads.
+        progress_delay_us: Microseconds that the progress thread sleeps between polls; 0 polls
+            without a pause, on one whole core.
+        labels: Free for operators, for example {"zone": "a"}.
+
+    """
+
+    role: Role
+    plane: str = ""
+    engine_id: str = ""
+    endpoint: str = ""
+    lease_ttl: float = 30.0
+    min_lease_ttl: float = 6.0
+    max_lease_ttl: float = 3600.0
+    progress_thread: bool = True
+    progress_delay_us: int = 1000
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def clamp_ttl(self, ttl: float) -> float:
+        """The TTL within the bounds that is nearest to `ttl`, seconds."""
+        return min(max(ttl, self.min_lease_ttl), self.max_lease_ttl)
+
+
+def read_settings(extra_config: Mapping[str, Any], kv_role: str | None) -> Settings:
+    """Reads the settings out of vLLM's configuration.
+
+    Args:
+        extra_config: `kv_connector_extra_config`.
+        kv_role: vLLM's `kv_role`.
+
+    Raises:
+        SettingsError: A key is unknown, or a value is of the wrong kind or out of bounds.
+
+    """
+    given = extra_config.get("kvplane", {})
+    if not isinstance(given, Mapping):
+        raise SettingsError('"kvplane" in kv_connector_extra_config must be an object')
+    known = {one.name for one in fields(Settings)}
+    if unknown := sorted(set(given) - known):
+        raise SettingsError(
+            f"unknown kvplane setting {', '.join(unknown)} in kv_connector_extra_config; "
+            f"known: {', '.join(sorted(known))}"
+        )
+    wanted = _text(given, "role") or kv_role or ""
+    role = _ROLES.get(wanted)
+    if role is None:
+        raise SettingsError(f"kvplane role must be prefill, decode or both, not {wanted!r}")
+    settings = Settings(
+        role=role,
+        plane=_text(given, "plane"),
+        engine_id=_text(given, "engine_id"),
+        endpoint=_text(given, "endpoint").rstrip("/"),
+        lease_ttl=_number(given, "lease_ttl", 30.0),
+        min_lease_ttl=_number(given, "min_lease_ttl", 6.0),
+        max_lease_ttl=_number(given, "max_lease_ttl", 3600.0),
+        progress_thread=_flag(given, "progress_thread", default=True),
+        progress_delay_us=int(_number(given, "progress_delay_us", 1000)),
+        labels=_labels(given),
+    )
+    _check(settings)
+    return settings
+
+
+def _check(settings: Settings) -> None:
+    if settings.plane and not (settings.engine_id and settings.endpoint):
+        raise SettingsError(
+            'kvplane settings with "plane" need "engine_id" (a name for this engine) and '
+            '"endpoint" (its base URL as the gateway reaches it, for example http://10.0.0.7:8000)'
+        )
+    if settings.endpoint and not settings.endpoint.startswith(("http://", "https://")):
+        raise SettingsError(f"kvplane endpoint must be an http URL, not {settings.endpoint!r}")
+    if not 0 < settings.min_lease_ttl <= settings.lease_ttl <= settings.max_lease_ttl:
+        raise SettingsError(
+            "kvplane TTLs must satisfy 0 < min_lease_ttl <= lease_ttl <= max_lease_ttl, not "
+            f"{settings.min_lease_ttl:g}, {settings.lease_ttl:g}, {settings.max_lease_ttl:g}"
+        )
+    if settings.progress_delay_us < 0:
+        raise SettingsError("kvplane progress_delay_us must not be negative")
+
+
+def _text(given: Mapping[str, Any], key: str) -> str:
+    value = given.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise SettingsError(f"kvplane {key} must be a string, not {value!r}")
+    return value
+
+
+def _number(given: Mapping[str, Any], key: str, default: float) -> float:
+    value = given.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SettingsError(f"kvplane {key} must be a number, not {value!r}")
+    return float(value)
+
+
+def _flag(given: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    value = given.get(key, default)
+    if not isinstance(value, bool):
+        raise SettingsError(f"kvplane {key} must be true or false, not {value!r}")
+    return value
+
+
+def _labels(given: Mapping[str, Any]) -> Mapping[str, str]:
+    value = given.get("labels", {})
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, str) and isinstance(text, str) for name, text in value.items()
+    ):
+        raise SettingsError("kvplane labels must be an object of strings")
+    return dict(value)

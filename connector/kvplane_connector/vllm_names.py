@@ -1,0 +1,145 @@
+"""Every name of vLLM that the connector uses, and what it relies on of each.
+
+vLLM is the connector's host and is not installed where the project is checked, so the
+names are declared here for type checkers; at run time they are vLLM's own.
+"""
+
+# ruff: noqa: D102 - vLLM documents its methods
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import enum
+    import threading
+    from collections.abc import Mapping, Sequence
+
+    VLLM_VERSION: str
+    NIXL_CONNECTOR_VERSION: int
+
+    class KVConnectorRole(enum.Enum):
+        """Which half of a connector to build."""
+
+        SCHEDULER = 0
+        WORKER = 1
+
+    class KVConnectorWorkerMetadata:
+        """What workers tell the scheduler after a step."""
+
+    class NixlConnectorMetadata:
+        """What the scheduler tells workers before a step. `scheduler_clock` is its perf_counter."""
+
+        reqs_in_batch: set[str]
+        reqs_not_processed: set[str]
+        scheduler_clock: float
+
+    class NixlPullConnectorScheduler:
+        """The scheduler's half of vLLM's pull connector."""
+
+        engine_id: str
+        block_size: int
+        side_channel_host: str
+        side_channel_port: int
+        decoder_kv_blocks_ttl: float
+        is_bidirectional_kv_xfer_enabled: bool
+        _reqs_in_batch: set[str]
+        _reqs_not_processed: set[str]
+
+        def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None: ...
+        def on_new_request(self, request: Any) -> None: ...
+        def get_num_new_matched_tokens(
+            self, request: Any, num_computed_tokens: int
+        ) -> tuple[int, bool]: ...
+        def update_state_after_alloc(
+            self, request: Any, blocks: Any, num_external_tokens: int
+        ) -> None: ...
+        def build_connector_meta(self, scheduler_output: Any) -> NixlConnectorMetadata: ...
+        def update_connector_output(self, connector_output: Any) -> None: ...
+        def request_finished(
+            self, request: Any, block_ids: Sequence[Sequence[int]]
+        ) -> tuple[bool, dict[str, Any] | None]: ...
+        def set_xfer_handshake_metadata(self, metadata: Mapping[Any, Any]) -> None: ...
+        def shutdown(self) -> None: ...
+
+    class NixlPullConnectorWorker:
+        """The worker's half of vLLM's pull connector."""
+
+        nixl_wrapper: Any
+        _reqs_to_send: dict[str, float]
+        _reqs_to_process: set[str]
+
+        def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None: ...
+        def start_load_kv(self, metadata: NixlConnectorMetadata) -> None: ...
+        def _get_new_notifs(self) -> set[str]: ...
+
+    class NixlBaseConnector:
+        """What vLLM's NIXL connectors have in common: they forward to their halves."""
+
+        engine_id: str
+        connector_scheduler: NixlPullConnectorScheduler | None
+        connector_worker: NixlPullConnectorWorker | None
+
+        def __init__(
+            self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any
+        ) -> None: ...
+
+    class NixlPullConnector(NixlBaseConnector):
+        """vLLM's pull connector; its constructor builds vLLM's own halves."""
+
+    def vllm_listener(
+        encoded_data: Any,
+        ready_event: threading.Event,
+        stop_event: threading.Event,
+        *address: Any,
+    ) -> None:
+        """Serves vLLM's NIXL side channel until `stop_event`, or a message it cannot decode."""
+        ...
+
+    def nixl_agent_class() -> Any:
+        """The class of NIXL's agent, as vLLM found it."""
+        ...
+
+else:
+    from vllm import __version__ as VLLM_VERSION  # noqa: N812 - it is a constant
+
+    from kvplane_connector.versions import require_supported
+
+    # Before the imports that an older vLLM has not got.
+    require_supported(VLLM_VERSION)
+
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorRole,
+        KVConnectorWorkerMetadata,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+        NIXL_CONNECTOR_VERSION,
+        NixlConnectorMetadata,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
+        NixlPullConnectorScheduler,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import (
+        NixlPullConnectorWorker,
+    )
+
+    vllm_listener = NixlPullConnectorScheduler._nixl_handshake_listener  # noqa: SLF001 - see versions
+
+    def nixl_agent_class() -> Any:
+        """See above."""
+        from vllm.distributed import nixl_utils  # noqa: PLC0415 - loads NIXL, for workers only
+
+        return nixl_utils.NixlWrapper
+
+
+__all__ = [
+    "NIXL_CONNECTOR_VERSION",
+    "VLLM_VERSION",
+    "KVConnectorRole",
+    "KVConnectorWorkerMetadata",
+    "NixlConnectorMetadata",
+    "NixlPullConnector",
+    "NixlPullConnectorScheduler",
+    "NixlPullConnectorWorker",
+    "nixl_agent_class",
+    "vllm_listener",
+]
