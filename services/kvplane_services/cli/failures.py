@@ -57,9 +57,9 @@ def _operating_system(error: OSError) -> str:
 
 def _remote(error: BaseException) -> Failure | None:
     # Imported here: gRPC takes a while, and no error of its kind exists before its import.
-    from grpc import aio
+    import grpc.aio
 
-    if isinstance(error, aio.AioRpcError):
+    if isinstance(error, grpc.aio.AioRpcError):
         return Failure(_one_line(f"{error.code().name}: {error.details()}"))
     return None
 

@@ -8,9 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvplane.client.calls import Removed, Reset, Synced, Upserted, WatchEvent
     from kvplane.client.channel import Tls
     from kvplane.client.clock import Clock, SystemClock
-    from kvplane.client.engine_link import EngineLink, LinkTiming, Registration
+    from kvplane.client.engine_link import EngineLink
     from kvplane.client.errors import (
         AlreadyExistsError,
         AnswerTimeoutError,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
         UnavailableError,
         WatchCompactedError,
     )
+    from kvplane.client.kept_lease import KeptLease, LostReason
+    from kvplane.client.lease_keeper import LeaseKeeper
     from kvplane.client.names import (
         SessionKey,
         engine_name,
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
         parse_session_name,
         session_name,
     )
+    from kvplane.client.plane import Plane
+    from kvplane.client.registration import Registration
     from kvplane.client.retention import (
         Directive,
         EndReason,
@@ -42,11 +47,14 @@ if TYPE_CHECKING:
         RetentionSource,
     )
     from kvplane.client.retention_log import RetentionLog
+    from kvplane.client.sync import SyncPlane
+    from kvplane.client.timing import KeeperTiming, LinkTiming
 
 _HOMES = {
+    "calls": ("Removed", "Reset", "Synced", "Upserted", "WatchEvent"),
     "channel": ("Tls",),
     "clock": ("Clock", "SystemClock"),
-    "engine_link": ("EngineLink", "LinkTiming", "Registration"),
+    "engine_link": ("EngineLink",),
     "errors": (
         "AlreadyExistsError",
         "AnswerTimeoutError",
@@ -60,7 +68,11 @@ _HOMES = {
         "UnavailableError",
         "WatchCompactedError",
     ),
+    "kept_lease": ("KeptLease", "LostReason"),
+    "lease_keeper": ("LeaseKeeper",),
     "names": ("SessionKey", "engine_name", "lease_name", "parse_session_name", "session_name"),
+    "plane": ("Plane",),
+    "registration": ("Registration",),
     "retention": (
         "Directive",
         "EndReason",
@@ -72,6 +84,8 @@ _HOMES = {
         "RetentionSource",
     ),
     "retention_log": ("RetentionLog",),
+    "sync": ("SyncPlane",),
+    "timing": ("KeeperTiming", "LinkTiming"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -87,22 +101,33 @@ __all__ = [
     "FailedPreconditionError",
     "FencedError",
     "InvalidRequestError",
+    "KeeperTiming",
+    "KeptLease",
     "KvplaneClientError",
+    "LeaseKeeper",
     "LinkTiming",
+    "LostReason",
     "NotFoundError",
+    "Plane",
     "Registration",
     "Release",
+    "Removed",
     "Renew",
     "Report",
+    "Reset",
     "Retention",
     "RetentionLog",
     "RetentionSource",
     "SaturatedError",
     "SessionKey",
+    "SyncPlane",
+    "Synced",
     "SystemClock",
     "Tls",
     "UnavailableError",
+    "Upserted",
     "WatchCompactedError",
+    "WatchEvent",
     "engine_name",
     "lease_name",
     "parse_session_name",

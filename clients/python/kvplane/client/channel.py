@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from grpc import aio
+    import grpc.aio
 
 _TARGET = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/\s]+)):(?P<port>[0-9]{1,5})")
 
@@ -67,7 +67,7 @@ def normalize_target(target: str) -> str:
     return target
 
 
-def open_channel(target: str, *, tls: Tls | None = None) -> aio.Channel:
+def open_channel(target: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
     """Opens a channel to `host:port`. Connects at the first call, and again when cut.
 
     Raises:
@@ -75,15 +75,14 @@ def open_channel(target: str, *, tls: Tls | None = None) -> aio.Channel:
 
     """
     # Engines load this package long before they talk to a plane.
-    import grpc  # noqa: PLC0415 - see above
-    from grpc import aio  # noqa: PLC0415 - see above
+    import grpc.aio  # noqa: PLC0415 - see above
 
     address = normalize_target(target)
     if tls is None:
-        return aio.insecure_channel(address, options=_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
     credentials = grpc.ssl_channel_credentials(
         root_certificates=tls.root_certificates,
         private_key=tls.private_key,
         certificate_chain=tls.certificate_chain,
     )
-    return aio.secure_channel(address, credentials, options=_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)

@@ -15,8 +15,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from kvplane.api.engine.v1 import engine_pb2
 from kvplane.client.backoff import Backoff
@@ -24,72 +22,13 @@ from kvplane.client.channel import Tls, normalize_target
 from kvplane.client.clock import Clock, SystemClock
 from kvplane.client.engine_wire import directives_of, duration_of, frame_of, seconds_of
 from kvplane.client.errors import FencedError, KvplaneClientError
-from kvplane.client.frames import FrameStream, exchange_within, until, wait_set, within
+from kvplane.client.frames import exchange_within, until, wait_set, within
+from kvplane.client.registration import Registration, registration_of
 from kvplane.client.retention import RetentionSource
+from kvplane.client.timing import LinkTiming
+from kvplane.client.transports import EngineTransport, HeartbeatStream
 
 _log = logging.getLogger(__name__)
-
-HeartbeatStream = FrameStream[engine_pb2.HeartbeatEngineRequest, engine_pb2.HeartbeatEngineResponse]
-
-
-class EngineTransport(Protocol):
-    """How frames and calls reach EngineService."""
-
-    async def register(
-        self, request: engine_pb2.RegisterEngineRequest, *, seconds: float
-    ) -> engine_pb2.RegisterEngineResponse:
-        """Calls RegisterEngine. Raises KvplaneClientError."""
-        ...
-
-    async def deregister(
-        self, request: engine_pb2.DeregisterEngineRequest, *, seconds: float
-    ) -> None:
-        """Calls DeregisterEngine. Raises KvplaneClientError."""
-        ...
-
-    def open(self) -> HeartbeatStream:
-        """Opens a HeartbeatEngine stream."""
-        ...
-
-    async def aclose(self) -> None:
-        """Closes the connection."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LinkTiming:
-    """Spans in seconds.
-
-    Attributes:
-        registration_ttl: TTL to ask for; None for the plane's default.
-        answer_timeout: How long to wait for one answer before the stream is given up.
-        first_backoff: Longest wait after a first failure.
-        longest_backoff: Longest wait ever. Bounds how late a plane that comes back is noticed.
-        close_timeout: Longest that a clean stop waits for the plane.
-
-    """
-
-    registration_ttl: float | None = None
-    answer_timeout: float = 5.0
-    first_backoff: float = 0.1
-    longest_backoff: float = 3.0
-    close_timeout: float = 2.0
-
-    def __post_init__(self) -> None:
-        spans = (self.answer_timeout, self.first_backoff, self.close_timeout)
-        if min(spans) <= 0 or self.longest_backoff < self.first_backoff:
-            raise ValueError("spans must be positive, and longest_backoff >= first_backoff")
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What the plane granted; spans in seconds, `lease_ttl` for retentions without a lease."""
-
-    name: str
-    epoch: int
-    ttl: float
-    heartbeat_interval: float
-    lease_ttl: float
 
 
 class _StreamOver(Exception):
@@ -302,13 +241,7 @@ class EngineLink:
         )
         # The next registration is another one; a retry of this one was not needed.
         self._request_id = str(uuid.uuid4())
-        registration = Registration(
-            name=answer.engine.name,
-            epoch=answer.engine.epoch,
-            ttl=seconds_of(answer.ttl),
-            heartbeat_interval=seconds_of(answer.heartbeat_interval),
-            lease_ttl=seconds_of(answer.lease_ttl),
-        )
+        registration = registration_of(answer)
         self._registration = registration
         _log.info("registered as %s, epoch %d", registration.name, registration.epoch)
         if self._on_registered is not None:

@@ -15,12 +15,12 @@ KvplaneClientError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from grpc import aio
+    import grpc.aio
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _FENCED_REASONS = frozenset({"LEASE_FENCED", "EPOCH_STALE"})
@@ -123,12 +123,23 @@ def error_of(code: str, message: str, **details: Any) -> KvplaneClientError:
     return kind(message, code=code, **details)
 
 
-def from_rpc(error: aio.AioRpcError) -> KvplaneClientError:
-    """The error for a failed call, with what its rich details say."""
-    reason, retry_after, metadata = "", None, {}
-    for key, value in error.trailing_metadata() or ():
+def from_rpc(error: grpc.aio.AioRpcError, *, target: str = "") -> KvplaneClientError:
+    """The error for a failed call, with what its rich details say.
+
+    Args:
+        error: What gRPC raised.
+        target: Address that was called; goes into the metadata under "target".
+
+    """
+    reason, metadata = "", dict[str, str]()
+    retry_after: float | None = None
+    # The stubs describe the entries wrongly: they are pairs.
+    trailing: Iterable[tuple[str, str | bytes]] = cast("Any", error.trailing_metadata()) or ()
+    for key, value in trailing:
         if key == _DETAILS_KEY and isinstance(value, bytes):
             reason, retry_after, metadata = _rich_details(value)
+    if target:
+        metadata = {**metadata, "target": target}
     return error_of(
         error.code().name,
         error.details() or error.code().name.replace("_", " ").lower(),
@@ -143,7 +154,8 @@ def _rich_details(encoded: bytes) -> tuple[str, float | None, dict[str, str]]:
     from google.protobuf.message import DecodeError  # noqa: PLC0415 - see above
     from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415 - see above
 
-    reason, retry_after, metadata = "", None, dict[str, str]()
+    reason, metadata = "", dict[str, str]()
+    retry_after: float | None = None
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:
         for detail in status_pb2.Status.FromString(encoded).details:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Generic, TypeVar
 
-from grpc import aio
+import grpc.aio
 
 from kvplane.api.engine.v1 import engine_pb2, engine_pb2_grpc
 from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
@@ -27,9 +27,9 @@ class GrpcFrameStream(Generic[Request, Response]):
         try:
             await self._call.write(frame)
             answer = await self._call.read()
-        except aio.AioRpcError as error:
+        except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from error
-        except (asyncio.InvalidStateError, aio.UsageError) as error:
+        except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
             # gRPC's way to say that the call ended before the write.
             raise UnavailableError("the stream is over", code="UNAVAILABLE") from error
         if not isinstance(answer, self._response_type):  # gRPC's end-of-stream mark.
@@ -54,7 +54,7 @@ class GrpcEngineTransport:
         """See `EngineTransport.register`."""
         try:
             return await self._stub.RegisterEngine(request, timeout=seconds)
-        except aio.AioRpcError as error:
+        except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from error
 
     async def deregister(
@@ -63,7 +63,7 @@ class GrpcEngineTransport:
         """See `EngineTransport.deregister`."""
         try:
             await self._stub.DeregisterEngine(request, timeout=seconds)
-        except aio.AioRpcError as error:
+        except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from error
 
     def open(

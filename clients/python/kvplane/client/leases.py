@@ -1,0 +1,95 @@
+"""Leases, as operators and gateways see them. Holders use `LeaseKeeper`."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
+from kvplane.client.calls import Removed, ServiceCalls, Synced, Upserted, WatchEvent
+from kvplane.client.engine_wire import duration_of
+from kvplane.client.names import engine_name, lease_name
+
+if TYPE_CHECKING:
+    from kvplane.api.lease.v1.lease_pb2_grpc import LeaseServiceAsyncStub
+
+Lease = lease_pb2.Lease
+
+
+class Leases:
+    """LeaseService. Leases are given by name, `leases/ab12`, or id. Raises KvplaneClientError."""
+
+    def __init__(self, channel: grpc.aio.Channel, calls: ServiceCalls) -> None:
+        self._stub: LeaseServiceAsyncStub = lease_pb2_grpc.LeaseServiceStub(channel)
+        self._calls = calls
+
+    async def grant(
+        self, lease: Lease, *, ttl: float, request_id: str = ""
+    ) -> lease_pb2.GrantLeaseResponse:
+        """Grants a lease on a retention of an engine with the stock connector.
+
+        Args:
+            lease: Its required fields must be set.
+            ttl: Seconds that the engine holds the blocks from now on.
+            request_id: UUID4 that makes retries return the first answer.
+
+        """
+        request = lease_pb2.GrantLeaseRequest(
+            lease=lease, ttl=duration_of(ttl), request_id=request_id
+        )
+        return await self._calls.call(self._stub.GrantLease, request)
+
+    async def renew(
+        self, holder: str, renewals: Sequence[lease_pb2.LeaseRenewal]
+    ) -> lease_pb2.BatchRenewLeasesResponse:
+        """Claims leases once; one result per renewal, in order. At most 1,024 renewals."""
+        request = lease_pb2.BatchRenewLeasesRequest(holder=holder, renewals=renewals)
+        return await self._calls.call(self._stub.BatchRenewLeases, request)
+
+    async def get(self, lease: str) -> Lease:
+        """Gets one lease; an ended one for a while, with its reason. Raises NotFoundError."""
+        request = lease_pb2.GetLeaseRequest(name=lease_name(lease))
+        return (await self._calls.call(self._stub.GetLease, request)).lease
+
+    def list(
+        self,
+        *,
+        engine: str = "",
+        session: str = "",
+        include_ended: bool = False,
+        page_size: int = 0,
+    ) -> AsyncIterator[Lease]:
+        """Iterates over the leases by name, only those of an engine or session if given."""
+        request = lease_pb2.ListLeasesRequest(
+            engine=engine_name(engine) if engine else "",
+            session=session,
+            include_ended=include_ended,
+            page_size=page_size,
+        )
+        return self._calls.pages(self._stub.ListLeases, request, lambda page: page.leases)
+
+    async def release(self, lease: str, *, fencing_token: int) -> None:
+        """Ends a lease. Succeeds if it is gone; raises FencedError if the token is not live."""
+        request = lease_pb2.ReleaseLeaseRequest(name=lease_name(lease), fencing_token=fencing_token)
+        await self._calls.call(self._stub.ReleaseLease, request)
+
+    def watch(self, *, engine: str = "") -> AsyncIterator[WatchEvent[Lease]]:
+        """The leases, then every grant and end, over reconnects; see `ServiceCalls.watch`."""
+        name = engine_name(engine) if engine else ""
+        return self._calls.watch(
+            self._stub.WatchLeases,
+            lambda after: lease_pb2.WatchLeasesRequest(after_revision=after, engine=name),
+            _event,
+        )
+
+
+def _event(message: lease_pb2.WatchLeasesResponse) -> WatchEvent[Lease] | None:
+    match message.WhichOneof("event"):
+        case "upserted":
+            return Upserted(message.upserted, message.revision)
+        case "ended":
+            return Removed(message.ended.name, message.ended, message.revision)
+        case "synced":
+            return Synced(message.revision)
+        case _:
+            return None

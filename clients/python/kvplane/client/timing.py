@@ -1,0 +1,54 @@
+"""Spans that the long-lived parts of the client go by, in seconds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTiming:
+    """Spans in seconds.
+
+    Attributes:
+        registration_ttl: TTL to ask for; None for the plane's default.
+        answer_timeout: How long to wait for one answer before the stream is given up.
+        first_backoff: Longest wait after a first failure.
+        longest_backoff: Longest wait ever. Bounds how late a plane that comes back is noticed.
+        close_timeout: Longest that a clean stop waits for the plane.
+
+    """
+
+    registration_ttl: float | None = None
+    answer_timeout: float = 5.0
+    first_backoff: float = 0.1
+    longest_backoff: float = 3.0
+    close_timeout: float = 2.0
+
+    def __post_init__(self) -> None:
+        spans = (self.answer_timeout, self.first_backoff, self.close_timeout)
+        if min(spans) <= 0 or self.longest_backoff < self.first_backoff:
+            raise ValueError("spans must be positive, and longest_backoff >= first_backoff")
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperTiming:
+    """Spans in seconds.
+
+    Attributes:
+        margin: How long before the granted end the holder gives up.
+        unanswered_ttl: Until when a lease may be used before its first renewal is answered.
+        answer_timeout: How long to wait for one answer before the stream is given up.
+        first_backoff: Longest wait after a first failure.
+        longest_backoff: Longest wait ever.
+        close_timeout: Longest that closing waits for the plane.
+
+    """
+
+    margin: float = 1.0
+    unanswered_ttl: float = 10.0
+    answer_timeout: float = 5.0
+    first_backoff: float = 0.1
+    longest_backoff: float = 3.0
+    close_timeout: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin < self.unanswered_ttl:
+            raise ValueError("margin must be at least 0 and less than unanswered_ttl")
