@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from kvplane_services.engine.model import Engine
 from kvplane_services.errors import NotFound, Unavailable
+from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.inflight import InFlight
 from kvplane_services.router.legs import read_handle
 from kvplane_services.router.model import LegKind
-from kvplane_services.router.policy import RouterPolicy
 from kvplane_services.router.recognition import Recognised
 from kvplane_services.router.scoring import LegQuestion, Ranked, best, rank
 from kvplane_services.router.strategy import Situation
@@ -39,7 +39,7 @@ def assess(
     *,
     view: RouterView,
     in_flight: InFlight,
-    policy: RouterPolicy,
+    config: RouterConfig,
     excluded: AbstractSet[str] = frozenset(),
 ) -> Assessment:
     """Ranks `engines` for the legs of a turn."""
@@ -57,7 +57,7 @@ def assess(
             partners=partners,
             affinity=f"{key.tenant}\0{key.session_id}",
         )
-        return rank(engines, question, weights=policy.weights, in_flight=in_flight.count)
+        return rank(engines, question, weights=config.weights, in_flight=in_flight.count)
 
     decodes = ranked(LegKind.DECODE)
     decode = best(decodes)
@@ -78,13 +78,13 @@ def assess(
         holder_excluded=lease is not None and lease.engine in excluded,
         reader=best(readers),
         no_reader=_rejections(readers),
-        min_pull_tokens=policy.min_pull_tokens,
+        min_pull_tokens=config.min_pull_tokens,
     )
     return Assessment(decodes, prefills, readers, situation)
 
 
 def cannot_decode(
-    model: str, decodes: Sequence[Ranked], *, view: RouterView, policy: RouterPolicy
+    model: str, decodes: Sequence[Ranked], *, view: RouterView, config: RouterConfig
 ) -> NotFound | Unavailable:
     """Why no engine can take a turn, and what to do."""
     if not view.ever_served(model):
@@ -92,7 +92,7 @@ def cannot_decode(
             return Unavailable(
                 "this router has not received the engines yet; retry, and check that the "
                 "lease manager runs if this goes on",
-                retry_after=policy.retry_after,
+                retry_after=config.retry_after,
             )
         served = ", ".join(view.served_models())
         return NotFound(
@@ -107,7 +107,7 @@ def cannot_decode(
         words = f"no engine can decode a turn of {model!r} now: {_rejections(serving)}"
     return Unavailable(
         f"{words}. Start or resume one (`kvplane engines list` shows all), then retry",
-        retry_after=policy.retry_after,
+        retry_after=config.retry_after,
         model=model,
     )
 

@@ -10,6 +10,7 @@ from kvplane_services.clock import Clock
 from kvplane_services.engine.model import ConnectorKind
 from kvplane_services.errors import Unavailable
 from kvplane_services.router.assessment import assess, cannot_decode
+from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.expected import ExpectedRetentions
 from kvplane_services.router.inflight import InFlight
 from kvplane_services.router.legs import decode_leg, prefill_leg, pull_leg
@@ -22,7 +23,6 @@ from kvplane_services.router.model import (
     Strategy,
     Subject,
 )
-from kvplane_services.router.policy import RouterPolicy
 from kvplane_services.router.recognition import Recognised, recognise
 from kvplane_services.router.remembered import Remembered
 from kvplane_services.router.strategy import Choice, Situation, choose
@@ -54,7 +54,7 @@ class Decider:
         view: What is known of engines and leases.
         in_flight: Counts turns; shared with whoever explains decisions.
         claims: Keeps the leases of turns in flight.
-        policy: The numbers.
+        config: The numbers.
         clock: Tells the time.
         new_id: Makes ids that never repeat.
 
@@ -66,18 +66,18 @@ class Decider:
         view: RouterView,
         in_flight: InFlight,
         claims: Claims,
-        policy: RouterPolicy,
+        config: RouterConfig,
         clock: Clock,
         new_id: Callable[[], str],
     ) -> None:
         self._view = view
         self._in_flight = in_flight
         self._claims = claims
-        self._policy = policy
+        self._config = config
         self._clock = clock
         self._new_id = new_id
-        self._expected = ExpectedRetentions(span=policy.retention_expected, memory=policy.memory)
-        self._answers: Remembered[str, asyncio.Future[Decision]] = Remembered(policy.answers)
+        self._expected = ExpectedRetentions(span=config.retention_expected, memory=config.memory)
+        self._answers: Remembered[str, asyncio.Future[Decision]] = Remembered(config.answers)
 
     async def decide(
         self,
@@ -109,7 +109,7 @@ class Decider:
                 raise
         raise Unavailable(
             f"the request {request_id} that this one repeats failed; retry",
-            retry_after=self._policy.retry_after,
+            retry_after=self._config.retry_after,
         )
 
     async def report(self, report: LegReport) -> None:
@@ -144,11 +144,11 @@ class Decider:
             self._view.serving(model),
             view=self._view,
             in_flight=self._in_flight,
-            policy=self._policy,
+            config=self._config,
             excluded=excluded,
         )
         if assessment.situation is None:
-            raise cannot_decode(model, assessment.decodes, view=self._view, policy=self._policy)
+            raise cannot_decode(model, assessment.decodes, view=self._view, config=self._config)
         choice = choose(assessment.situation, forced)
         decision = make_decision(
             subject,
@@ -156,7 +156,7 @@ class Decider:
             assessment.situation,
             choice,
             decision_id=self._new_id(),
-            ttl=self._policy.decision_ttl,
+            ttl=self._config.decision_ttl,
             waited=waited,
         )
         self._in_flight.acquire(decision, self._clock.now())
@@ -173,7 +173,7 @@ class Decider:
         if decision_id is None:
             return 0.0
         if not self._view.was_retained(decision_id):
-            await self._view.wait_retained(decision_id, self._policy.retention_wait)
+            await self._view.wait_retained(decision_id, self._config.retention_wait)
         if self._expected.of(key, start) == decision_id:
             self._expected.settle(key)
         return self._clock.now() - start

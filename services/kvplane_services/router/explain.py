@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from kvplane_services.router.assessment import Assessment, assess, cannot_decode
+from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.decider import make_decision, validate
 from kvplane_services.router.inflight import InFlight
 from kvplane_services.router.model import Candidate, Decision, Explanation, Strategy, Subject
-from kvplane_services.router.policy import RouterPolicy
 from kvplane_services.router.recognition import Recognised, recognise
 from kvplane_services.router.strategy import Choice, Situation, candidates, choose
 from kvplane_services.router.view import RouterView
@@ -19,10 +19,10 @@ class Explainer:
     session's last turn, and the view moves on.
     """
 
-    def __init__(self, *, view: RouterView, in_flight: InFlight, policy: RouterPolicy) -> None:
+    def __init__(self, *, view: RouterView, in_flight: InFlight, config: RouterConfig) -> None:
         self._view = view
         self._in_flight = in_flight
-        self._policy = policy
+        self._config = config
 
     def explain(self, subject: Subject) -> Explanation:
         """Every engine and strategy for a turn, with scores and rejections; changes nothing.
@@ -40,12 +40,12 @@ class Explainer:
             self._view.engines(),
             view=self._view,
             in_flight=self._in_flight,
-            policy=self._policy,
+            config=self._config,
         )
         situation = assessment.situation
         if situation is None:
             failure = cannot_decode(
-                session.key.model, assessment.decodes, view=self._view, policy=self._policy
+                session.key.model, assessment.decodes, view=self._view, config=self._config
             )
             return Explanation(
                 decision=None,
@@ -65,7 +65,7 @@ class Explainer:
         self, subject: Subject, session: Recognised, situation: Situation, choice: Choice
     ) -> Decision:
         decision = make_decision(
-            subject, session, situation, choice, decision_id="", ttl=self._policy.decision_ttl
+            subject, session, situation, choice, decision_id="", ttl=self._config.decision_ttl
         )
         if session.key.session_id == "auto-new" and not subject.session_key.session_id:
             # The id is made with the decision.

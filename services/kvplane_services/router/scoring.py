@@ -11,9 +11,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from kvplane_services.engine.model import Engine, EngineState
+from kvplane_services.router.config import Weights
 from kvplane_services.router.model import Candidate, LegKind
 from kvplane_services.router.pairing import mismatch
-from kvplane_services.router.policy import Weights
 
 _INACTIVE = {
     EngineState.LOST: "lost: it missed its heartbeat deadline",

@@ -18,7 +18,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterPolicy:
+class RouterConfig:
     """Bounds and spans of the router; spans in seconds.
 
     Attributes:
