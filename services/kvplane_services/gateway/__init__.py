@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP gateway: names sessions, asks the router, runs the legs of a turn."""

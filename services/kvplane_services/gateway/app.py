@@ -1,0 +1,267 @@
+"""The gateway's HTTP surface. Wiring lives here; what a turn does is in prefill_decode.py."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from kvplane_services.clock import Clock
+from kvplane_services.errors import KvplaneError
+from kvplane_services.gateway.body import ClientBody
+from kvplane_services.gateway.config import GatewayConfig
+from kvplane_services.gateway.engine_client import EngineClient
+from kvplane_services.gateway.instruments import Instruments
+from kvplane_services.gateway.leg_reports import LegReports
+from kvplane_services.gateway.openai_errors import OpenAIError, from_domain
+from kvplane_services.gateway.prefill_decode import PrefillDecode
+from kvplane_services.gateway.session_naming import subject_of, tenant_of
+from kvplane_services.gateway.turn import Turn
+from kvplane_services.router.model import Strategy
+from kvplane_services.router.ports import Router
+from kvplane_services.telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
+
+_STRATEGY_HEADER = "x-kvplane-strategy"
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Readiness:
+    """Whether the gateway should get turns. `stop` comes before the last turns are over."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+
+    def stop(self) -> None:
+        """From now on /readyz says no."""
+        self.stopping = True
+
+
+READINESS: Final = web.AppKey("readiness", Readiness)
+
+
+def build_gateway(
+    *, router: Router, settings: GatewayConfig, clock: Clock, telemetry: Telemetry
+) -> web.Application:
+    """Makes the application. Serve it with server.py: turns end with their clients only there.
+
+    Args:
+        router: Decides turns, in this process or in another.
+        settings: Limits and switches.
+        clock: Tells durations.
+        telemetry: Metrics and traces; the caller closes it.
+
+    """
+    app = web.Application(
+        client_max_size=settings.max_body_bytes, middlewares=[_errors_in_openai_shape]
+    )
+    instruments = Instruments.of(telemetry)
+    engines = EngineClient(config=settings)
+    reports = LegReports(router=router)
+    readiness = Readiness()
+    app[READINESS] = readiness
+
+    async def collaborators(_: web.Application) -> AsyncIterator[None]:
+        async with reports.running(), engines:
+            yield
+
+    async def stop(_: web.Application) -> None:
+        readiness.stop()
+
+    app.cleanup_ctx.append(collaborators)
+    app.on_shutdown.append(stop)
+    turns = _Turns(
+        config=settings,
+        serve=PrefillDecode(
+            router=router,
+            engines=engines,
+            reports=reports,
+            config=settings,
+            clock=clock,
+            telemetry=telemetry,
+            instruments=instruments,
+        ),
+    )
+    about = _About(router=router, clock=clock, telemetry=telemetry, readiness=readiness)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", turns.chat),
+            web.post("/v1/completions", turns.complete),
+            web.get("/v1/models", about.models),
+            web.get("/v1/models/{model:.+}", about.model),
+            web.get("/health", about.health),
+            web.get("/readyz", about.ready),
+            web.get("/metrics", about.metrics),
+        ]
+    )
+    return app
+
+
+class _Turns:
+    """The routes that serve turns."""
+
+    def __init__(self, *, config: GatewayConfig, serve: PrefillDecode) -> None:
+        self._config = config
+        self._serve = serve
+        self._secret = config.tenant_secret.encode()
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._turn(request, chat=True)
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        return await self._turn(request, chat=False)
+
+    async def _turn(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        _require_json(request)
+        body = ClientBody.parse(await self._read(request), chat=chat)
+        tenant = tenant_of(
+            request.headers, tenant_header=self._config.tenant_header, secret=self._secret
+        )
+        turn = Turn(
+            turn_id=Turn.new_id(),
+            path=request.path,
+            headers=request.headers,
+            body=body,
+            subject=subject_of(request.headers, body, tenant=tenant),
+            forced=self._forced(request),
+        )
+        return await self._serve.serve(request, turn)
+
+    async def _read(self, request: web.Request) -> bytes:
+        limit = self._config.max_body_bytes
+        if (request.content_length or 0) > limit:
+            raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=limit + 1)
+        return await request.read()
+
+    def _forced(self, request: web.Request) -> Strategy | None:
+        value = request.headers.get(_STRATEGY_HEADER, "").strip().lower()
+        if not self._config.allow_strategy_header or value in ("", "auto"):
+            return None
+        try:
+            return Strategy(value)
+        except ValueError as error:
+            known = ", ".join(strategy.value for strategy in Strategy)
+            raise OpenAIError(
+                400,
+                f"the header {_STRATEGY_HEADER} must be one of {known}, auto",
+                code="invalid_value",
+                param=_STRATEGY_HEADER,
+            ) from error
+
+
+class _About:
+    """The routes that tell about the gateway."""
+
+    def __init__(
+        self, *, router: Router, clock: Clock, telemetry: Telemetry, readiness: Readiness
+    ) -> None:
+        self._router = router
+        self._telemetry = telemetry
+        self._readiness = readiness
+        # OpenAI wants to know since when a model exists; since when it is served here is as
+        # close as anybody knows.
+        self._created = int(clock.wall().timestamp())
+
+    async def models(self, _: web.Request) -> web.Response:
+        cards = [self._card(model) for model in await self._router.models()]
+        return _json({"object": "list", "data": cards})
+
+    async def model(self, request: web.Request) -> web.Response:
+        model = request.match_info["model"]
+        if model not in await self._router.models():
+            raise OpenAIError(
+                404,
+                f"no engine serves the model {model!r}: GET /v1/models lists those there are",
+                code="model_not_found",
+                param="model",
+            )
+        return _json(self._card(model))
+
+    async def health(self, _: web.Request) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def ready(self, _: web.Request) -> web.Response:
+        if self._readiness.stopping:
+            raise _not_ready("the gateway is stopping")
+        if not await self._router.models():
+            raise _not_ready("no engine serves a model yet")
+        return _json({"status": "ready"})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=self._telemetry.render(),
+            headers={"Content-Type": self._telemetry.METRICS_CONTENT_TYPE},
+        )
+
+    def _card(self, model: str) -> dict[str, str | int]:
+        return {"id": model, "object": "model", "created": self._created, "owned_by": "kvplane"}
+
+
+@web.middleware
+async def _errors_in_openai_shape(
+    request: web.Request, handler: _Handler
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except OpenAIError as error:
+        return error.response()
+    except KvplaneError as error:
+        return from_domain(error).response()
+    except web.HTTPException as error:
+        return _from_http(request, error).response()
+    except Exception:
+        # The outermost frame: a bug. The log and the client get the same id, so that one leads
+        # to the other.
+        incident = Turn.new_id()
+        _log.exception("request failed, incident %s", incident)
+        return OpenAIError(
+            500, f"the gateway failed; its log has the incident {incident}", code="internal_error"
+        ).response()
+
+
+def _from_http(request: web.Request, error: web.HTTPException) -> OpenAIError:
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        limit = request.client_max_size
+        return OpenAIError(
+            413,
+            f"the request body is larger than the gateway's limit of {limit} bytes: send less, "
+            "or ask its operator to raise gateway.max_body_bytes",
+            code="body_too_large",
+        )
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return OpenAIError(
+            405,
+            f"{request.path} does not take {request.method}: use {allowed}",
+            code="method_not_allowed",
+        )
+    if error.status == 404:
+        return OpenAIError(
+            404,
+            f"there is no {request.path} here: the gateway serves /v1/chat/completions, "
+            "/v1/completions and /v1/models",
+            code="unknown_url",
+        )
+    return OpenAIError(error.status, error.reason, code="http_error")
+
+
+def _not_ready(why: str) -> OpenAIError:
+    return OpenAIError(503, why, code="not_ready", retry_after=1.0)
+
+
+def _require_json(request: web.Request) -> None:
+    kind = request.content_type
+    given = "Content-Type" in request.headers
+    if given and kind != "application/json" and not kind.endswith("+json"):
+        raise OpenAIError(
+            415,
+            f"the content type is {kind}: send JSON with 'Content-Type: application/json'",
+            code="unsupported_media_type",
+        )
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -1,0 +1,78 @@
+"""What the gateway can be told. Pure data; settings.py reads it from file, environment and flags."""
+
+from dataclasses import dataclass
+
+from kvplane_services.errors import InvalidRequest
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Limits and switches of one gateway. Spans in seconds.
+
+    Attributes:
+        max_body_bytes: Largest request body; larger ones are refused with 413.
+        connect_timeout: To open a connection to an engine.
+        prefill_timeout: From sending a prefill leg to the end of its answer. An engine that
+            is frozen, or that waits for one that is, never answers; this ends the wait.
+        stream_idle_timeout: Longest silence of a streaming decode leg, the wait for its
+            first byte included.
+        answer_timeout: Longest silence of a decode leg that does not stream; engines send
+            nothing before such an answer is complete.
+        shutdown_grace: How long running turns may go on after a stop was asked for.
+        tenant_header: Request header that an authenticating proxy in front sets to the
+            tenant's name. Empty: tenants are told apart by their API keys. Set it only if
+            clients cannot reach the gateway past that proxy.
+        tenant_secret: Key of the digest that turns an API key into a tenant's name. All
+            gateways of a deployment need the same one.
+        response_headers: Whether answers carry `x-kvplane-*` headers about the decision.
+        allow_strategy_header: Whether the request header `x-kvplane-strategy` is obeyed.
+        prefill_keeps: Constraint fields (`tool_choice`, `response_format`) that prefill legs
+            keep, for models whose chat template prints them into the prompt. vLLM 0.32 does
+            that for Kimi K3 alone.
+
+    """
+
+    max_body_bytes: int = 64 * _MIB
+    connect_timeout: float = 5.0
+    prefill_timeout: float = 120.0
+    stream_idle_timeout: float = 300.0
+    answer_timeout: float = 1800.0
+    shutdown_grace: float = 30.0
+    tenant_header: str = ""
+    tenant_secret: str = ""
+    response_headers: bool = False
+    allow_strategy_header: bool = False
+    prefill_keeps: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work.
+
+        Raises:
+            InvalidRequest: A value is out of bounds.
+
+        """
+        for name in (
+            "max_body_bytes",
+            "connect_timeout",
+            "prefill_timeout",
+            "stream_idle_timeout",
+            "answer_timeout",
+        ):
+            if getattr(self, name) <= 0:
+                raise InvalidRequest(f"gateway.{name} must be above 0", field=f"gateway.{name}")
+        if self.shutdown_grace < 0:
+            raise InvalidRequest(
+                "gateway.shutdown_grace must not be negative", field="gateway.shutdown_grace"
+            )
+        if len(self.tenant_secret.encode()) > 64:
+            raise InvalidRequest(
+                "gateway.tenant_secret is longer than 64 bytes", field="gateway.tenant_secret"
+            )
+        unknown = self.prefill_keeps - {"tool_choice", "response_format"}
+        if unknown:
+            raise InvalidRequest(
+                f"gateway.prefill_keeps knows tool_choice and response_format, not {min(unknown)}",
+                field="gateway.prefill_keeps",
+            )
