@@ -18,7 +18,7 @@ from kvplane_connector.retentions import RetentionLedger
 
 if TYPE_CHECKING:
     from kvplane.api.engine.v1 import engine_pb2
-    from kvplane.client.engine_link import EngineLink, Registration
+    from kvplane.client import EngineLink, Registration
 
 _log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ engine held. Characters outside the vocabulary become "?".
 """
 
 import argparse
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ VOCABULARY_SIZE = 384
 SEED = 20260101
 INITIALIZER_RANGE = 0.12
 MAX_TOKENS = 16_384
+
+_FINGERPRINT = "kvplane-model.sha256"
 
 END_OF_TURN = "\u2403"
 SYSTEM, USER, ASSISTANT, TOOL = "\u25a0", "\u25b6", "\u25c0", "\u25a1"
@@ -115,6 +118,7 @@ def tokenizer_json() -> dict[str, Any]:
 def write(folder: Path, seed: int = SEED) -> None:
     """Writes the model to `folder`, which is made if it does not exist. Same seed, same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / _FINGERPRINT).unlink(missing_ok=True)
     _write_json(folder / "tokenizer.json", tokenizer_json())
     # No unk_token here: it would make "?" a special token, which is not shown.
     _write_json(
@@ -130,16 +134,23 @@ def write(folder: Path, seed: int = SEED) -> None:
     )
     _write_json(folder / "generation_config.json", {"eos_token_id": 0, "pad_token_id": 0})
     _write_weights(folder / "model.safetensors", seed)
-    # Last, because its presence says that the folder is complete.
     _write_json(folder / "config.json", CONFIG)
+    # Last, because its presence says that the folder is complete.
+    (folder / _FINGERPRINT).write_text(fingerprint(seed))
 
 
-def is_complete(folder: Path) -> bool:
+def is_complete(folder: Path, seed: int = SEED) -> bool:
     """Whether `folder` holds this very model, so that it need not be written again."""
     try:
-        return bool(json.loads((folder / "config.json").read_text()) == CONFIG)
-    except (OSError, ValueError):
+        return (folder / _FINGERPRINT).read_text() == fingerprint(seed)
+    except OSError:
         return False
+
+
+def fingerprint(seed: int) -> str:
+    """Names a model by all that it is made from."""
+    made_from = json.dumps([CONFIG, CHAT_TEMPLATE, tokenizer_json(), seed])
+    return hashlib.sha256(made_from.encode()).hexdigest()
 
 
 def weight_shapes() -> dict[str, tuple[int, ...]]:
@@ -167,8 +178,10 @@ def weight_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def _write_weights(path: Path, seed: int) -> None:
-    import numpy as np  # noqa: PLC0415 - in the engine's environment only
-    from safetensors.numpy import save_file  # noqa: PLC0415 - as above
+    import numpy as np  # type: ignore[import-not-found]  # noqa: PLC0415 - the engine's own
+    from safetensors.numpy import (  # type: ignore[import-not-found]  # noqa: PLC0415
+        save_file,
+    )
 
     random = np.random.default_rng(seed)
     weights = {

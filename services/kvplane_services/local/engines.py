@@ -1,0 +1,229 @@
+"""Starts and stops real vLLM engines on this machine."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvplane_services.clock import Clock, SystemClock
+from kvplane_services.local import vllm_command
+from kvplane_services.local.processes import ManagedProcess, StartError, answers, free_ports
+from kvplane_services.local.vllm_command import EngineOptions
+
+Progress = Callable[[str], None]
+
+_POLL = 0.2
+# What vLLM logs on its way, and what to call it; the last one that was logged is shown.
+_STAGES = (
+    ("non-default args", "reading the model"),
+    ("Initializing a V1 LLM engine", "starting the engine"),
+    ("Loading weights", "loading weights"),
+    ("Initializing NIXL", "setting up NIXL"),
+    ("Starting vLLM server", "starting its server"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEngine:
+    """A running engine."""
+
+    options: EngineOptions
+    process: ManagedProcess
+
+    @property
+    def name(self) -> str:
+        """Its name in the plane."""
+        return self.options.name
+
+    @property
+    def url(self) -> str:
+        """Base URL of its OpenAI-compatible server."""
+        return f"http://127.0.0.1:{self.options.port}"
+
+    @property
+    def log(self) -> Path:
+        """Its log."""
+        return self.process.log
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePair:
+    """One prefill and one decode engine."""
+
+    prefill: LocalEngine
+    decode: LocalEngine
+
+
+def prefill_and_decode(
+    *, model_dir: Path, plane: str = "", model_name: str = "tiny"
+) -> tuple[EngineOptions, EngineOptions]:
+    """Options of a pair on free ports, to be amended with `dataclasses.replace`.
+
+    The prefill engine has no prefix cache of its own, so that what it does not compute, it
+    read; the decode engine has one.
+    """
+    ports = free_ports(4)
+    prefill = EngineOptions(
+        name="prefill-0",
+        role="prefill",
+        port=ports[0],
+        side_channel_port=ports[1],
+        model_dir=model_dir,
+        model_name=model_name,
+        plane=plane,
+    )
+    decode = EngineOptions(
+        name="decode-0",
+        role="decode",
+        port=ports[2],
+        side_channel_port=ports[3],
+        model_dir=model_dir,
+        model_name=model_name,
+        plane=plane,
+        prefix_caching=True,
+    )
+    return prefill, decode
+
+
+@contextlib.asynccontextmanager
+async def running_engines(
+    *options: EngineOptions,
+    engine_python: Path,
+    log_dir: Path,
+    import_paths: Sequence[Path] = (),
+    startup_timeout: float = 180.0,
+    progress: Progress | None = None,
+    clock: Clock | None = None,
+) -> AsyncGenerator[tuple[LocalEngine, ...]]:
+    """Starts engines at once, waits until all serve, and stops them at the end.
+
+    Args:
+        options: The engines.
+        engine_python: The python that has vLLM.
+        log_dir: Where their logs go; made if missing.
+        import_paths: Folders to import our packages from, if that python has not got them.
+        startup_timeout: Seconds until all must serve.
+        progress: Called with a line for people whenever there is something to say.
+        clock: Time.
+
+    Raises:
+        StartError: An engine ended or was not ready in time; names it, its log and the log's tail.
+
+    """
+    clock = clock or SystemClock()
+    say = progress or _say_nothing
+    await asyncio.to_thread(log_dir.mkdir, parents=True, exist_ok=True)
+    engines: list[LocalEngine] = []
+    try:
+        for one in options:
+            process = ManagedProcess(
+                name=one.name,
+                command=vllm_command.command(engine_python, one),
+                environment=vllm_command.environment(one, tuple(import_paths)),
+                log=log_dir / f"{one.name}.log",
+                clock=clock,
+            )
+            engines.append(LocalEngine(one, process))
+        await _all_ready(engines, startup_timeout, say, clock)
+        yield tuple(engines)
+    finally:
+        await asyncio.gather(*(engine.process.stop() for engine in engines))
+
+
+@contextlib.asynccontextmanager
+async def local_engines(
+    *,
+    engine_python: Path,
+    model_dir: Path,
+    plane: str,
+    log_dir: Path,
+    import_paths: Sequence[Path] = (),
+    startup_timeout: float = 180.0,
+    progress: Progress | None = None,
+) -> AsyncGenerator[EnginePair]:
+    """One prefill and one decode engine on free ports; see `running_engines`."""
+    pair = prefill_and_decode(model_dir=model_dir, plane=plane)
+    async with running_engines(
+        *pair,
+        engine_python=engine_python,
+        log_dir=log_dir,
+        import_paths=import_paths,
+        startup_timeout=startup_timeout,
+        progress=progress,
+    ) as (prefill, decode):
+        yield EnginePair(prefill, decode)
+
+
+async def make_model(*, engine_python: Path, folder: Path, import_paths: Sequence[Path]) -> None:
+    """Has the engine's python write the tiny model to `folder`.
+
+    Args:
+        engine_python: The python that has vLLM.
+        folder: Where to.
+        import_paths: Folders to import our packages from, if that python has not got them.
+
+    Raises:
+        StartError: It failed; the message ends with why.
+
+    """
+    process = await asyncio.create_subprocess_exec(
+        str(engine_python),
+        *("-m", "kvplane_services.local.tiny_model", str(folder)),
+        env={"PYTHONPATH": ":".join(map(str, import_paths))},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    if process.returncode:
+        raise StartError(f"the tiny model could not be written: {output.decode(errors='replace')}")
+
+
+async def _all_ready(
+    engines: Sequence[LocalEngine],
+    timeout: float,  # noqa: ASYNC109 - all engines share it
+    say: Progress,
+    clock: Clock,
+) -> None:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for engine in engines:
+                tasks.create_task(_ready(engine, timeout, say, clock))
+    except* StartError as group:
+        # The wait for the others was cancelled; the first that failed is the one to name.
+        raise StartError(str(group.exceptions[0])) from None
+
+
+async def _ready(engine: LocalEngine, timeout: float, say: Progress, clock: Clock) -> None:  # noqa: ASYNC109
+    started = clock.now()
+    stage = ""
+    while True:
+        if (code := engine.process.exit_code) is not None:
+            raise StartError(_failure(engine, f"ended with exit code {code} before it served"))
+        if await answers(engine.options.port, "/health"):
+            say(f"{engine.name}: ready after {clock.now() - started:.0f} s")
+            return
+        waited = clock.now() - started
+        if waited > timeout:
+            raise StartError(_failure(engine, f"was not ready within {timeout:.0f} s"))
+        if (now_at := _stage(engine)) != stage:
+            stage = now_at
+            say(f"{engine.name}: {stage} ({waited:.0f} s)")
+        await clock.sleep(_POLL)
+
+
+def _stage(engine: LocalEngine) -> str:
+    try:
+        text = engine.log.read_text(errors="replace")
+    except OSError:
+        text = ""
+    reached = [stage for sign, stage in _STAGES if sign in text]
+    return reached[-1] if reached else "importing vLLM"
+
+
+def _failure(engine: LocalEngine, what: str) -> str:
+    return f"{engine.name} {what}; its log is {engine.log} and ends with:\n{engine.process.tail()}"
+
+
+def _say_nothing(_: str) -> None:
+    return

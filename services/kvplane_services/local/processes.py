@@ -1,0 +1,134 @@
+"""Processes that are started here, watched, and stopped with all their children."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kvplane_services.clock import Clock
+
+_POLL = 0.05
+
+
+class StartError(RuntimeError):
+    """A process could not be started or did not get ready; the message ends with its log's tail."""
+
+
+class ManagedProcess:
+    """One process in a session of its own, so that its children can be stopped with it.
+
+    Its output goes to `log`. Nothing is inherited but `environment`.
+
+    Args:
+        name: For messages.
+        command: The program and its arguments.
+        environment: All of its environment.
+        log: Where its output goes; overwritten.
+        clock: Time.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        clock: Clock,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._clock = clock
+        with log.open("wb") as output:
+            try:
+                self._process = subprocess.Popen(
+                    list(command),
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise StartError(f"{name} could not be started: {error}") from error
+
+    @property
+    def pid(self) -> int:
+        """Process id; also that of its process group."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to it and all its children; does nothing if none is left."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return
+
+    def kill(self) -> None:
+        """Ends it and all its children at once."""
+        self.send(signal.SIGKILL)
+        self._process.wait()
+
+    async def stop(self, *, patience: float = 5.0) -> None:
+        """Asks it to end; after `patience` seconds ends what is left of it and its children."""
+        self.send(signal.SIGTERM)
+        deadline = self._clock.now() + patience
+        while self._group_exists() and self._clock.now() < deadline:
+            self._process.poll()
+            await self._clock.sleep(_POLL)
+        self.kill()
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines of its log."""
+        try:
+            text = self.log.read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _group_exists(self) -> bool:
+        self._process.poll()
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on, all different.
+
+    Not promised: that they stay free until they are used.
+    """
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+async def answers(port: int, path: str, *, timeout: float = 2.0) -> bool:  # noqa: ASYNC109 - one probe
+    """Whether an HTTP server on a loopback port answers GET `path` with 200."""
+    try:
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+                writer.write(request.encode())
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
