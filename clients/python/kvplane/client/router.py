@@ -51,3 +51,8 @@ class Router:
     async def report(self, outcome: router_pb2.ReportRouteOutcomeRequest) -> None:
         """Reports how one leg went. Idempotent by decision and leg."""
         await self._calls.call(self._stub.ReportRouteOutcome, outcome)
+
+    async def models(self) -> tuple[str, ...]:
+        """Models that some engine serves now, sorted."""
+        request = router_pb2.ListRoutedModelsRequest()
+        return tuple((await self._calls.call(self._stub.ListRoutedModels, request)).models)

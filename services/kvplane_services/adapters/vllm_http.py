@@ -1,0 +1,180 @@
+"""Engines with the stock connector, named by hand: found, registered and kept by probing."""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+import aiohttp
+
+from kvplane_services.clock import Clock
+from kvplane_services.engine.addresses import check_endpoint
+from kvplane_services.engine.directory import HeartbeatAnswer, HeartbeatOutcome, Registration
+from kvplane_services.engine.model import ConnectorKind, Engine, EngineBuild, EngineLoad, Role
+from kvplane_services.errors import InvalidRequest, KvplaneError
+
+_log = logging.getLogger(__name__)
+
+
+class Directory(Protocol):
+    """What the prober asks of the directory of engines."""
+
+    async def register(
+        self, engine: Engine, *, ttl: float = 0.0, request_id: str = ""
+    ) -> Registration:
+        """Registers an engine. Raises KvplaneError."""
+        ...
+
+    async def heartbeat(
+        self, engine_id: str, epoch: int, load: EngineLoad | None = None
+    ) -> HeartbeatAnswer:
+        """Extends a registration. Raises Unavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NamedEngine:
+    """An engine that an operator named."""
+
+    role: Role
+    endpoint: str
+
+    @classmethod
+    def parse(cls, text: str) -> "NamedEngine":
+        """The engine in `ROLE=URL`, such as `decode=http://127.0.0.1:8200`.
+
+        Raises:
+            InvalidRequest: It is not of that form.
+
+        """
+        role, separator, url = text.partition("=")
+        known = {one.value: one for one in Role}
+        if not separator or role not in known:
+            raise InvalidRequest(
+                f"engine {text!r} is not of the form ROLE=URL with ROLE one of "
+                f"{', '.join(known)}, for example prefill=http://127.0.0.1:8100",
+                field="engines",
+            )
+        return cls(role=known[role], endpoint=check_endpoint(url, field="engines"))
+
+    @property
+    def engine_id(self) -> str:
+        """An id that stays the same over restarts of the plane."""
+        digest = hashlib.blake2b(self.endpoint.encode(), digest_size=4).hexdigest()
+        return f"{self.role.value}-{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePlan:
+    """How engines are probed; spans in seconds.
+
+    An engine whose last `failures` probes all failed is lost.
+    """
+
+    interval: float
+    timeout: float
+    failures: int
+
+    @property
+    def ttl(self) -> float:
+        """How long a registration lasts beyond the last good probe."""
+        return self.failures * (self.interval + self.timeout)
+
+
+class _ProbeFailed(Exception):
+    """The engine did not answer as it should; says how."""
+
+
+class Prober:
+    """Registers engines once they answer, and keeps them registered while they do.
+
+    An engine that stops answering is not deregistered: its registration runs out, as that of
+    an engine that misses its heartbeats.
+    """
+
+    def __init__(
+        self,
+        *,
+        engines: Sequence[NamedEngine],
+        directory: Directory,
+        session: aiohttp.ClientSession,
+        clock: Clock,
+        plan: ProbePlan,
+    ) -> None:
+        self._engines = engines
+        self._directory = directory
+        self._session = session
+        self._clock = clock
+        self._plan = plan
+
+    async def run(self) -> None:
+        """Probes until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for named in self._engines:
+                tasks.create_task(self._keep(named))
+
+    async def _keep(self, named: NamedEngine) -> None:
+        registered: Engine | None = None
+        answers = True
+        while True:
+            try:
+                models = await self._models_of(named)
+                registered = await self._register_or_extend(named, models, registered)
+                if not answers:
+                    _log.info("engine %s answers again", named.endpoint)
+                answers = True
+            except _ProbeFailed as error:
+                if answers:
+                    _log.warning("engine %s %s", named.endpoint, error)
+                answers = False
+            except KvplaneError as error:
+                if answers:
+                    _log.warning("engine %s is not registered: %s", named.endpoint, error.message)
+                answers = False
+            await self._clock.sleep(self._plan.interval)
+
+    async def _register_or_extend(
+        self, named: NamedEngine, models: tuple[str, ...], registered: Engine | None
+    ) -> Engine:
+        if registered is not None and registered.models == models:
+            answer = await self._directory.heartbeat(registered.engine_id, registered.epoch)
+            if answer.outcome is HeartbeatOutcome.RENEWED:
+                return registered
+        engine = Engine(
+            engine_id=named.engine_id,
+            role=named.role,
+            endpoint=named.endpoint,
+            models=models,
+            build=EngineBuild(connector=ConnectorKind.STOCK),
+        )
+        registration = await self._directory.register(engine, ttl=self._plan.ttl)
+        _log.info("%s at %s serves %s", engine.name, named.endpoint, ", ".join(models))
+        return registration.engine
+
+    async def _models_of(self, named: NamedEngine) -> tuple[str, ...]:
+        """Served model names. Raises _ProbeFailed."""
+        await self._get(f"{named.endpoint}/health")
+        body = await self._get(f"{named.endpoint}/v1/models")
+        try:
+            models = tuple(str(model["id"]) for model in json.loads(body)["data"])
+        except (ValueError, TypeError, KeyError):
+            raise _ProbeFailed("does not list its models as OpenAI's API does") from None
+        if not models:
+            raise _ProbeFailed("serves no model")
+        return models
+
+    async def _get(self, url: str) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=self._plan.timeout)
+        try:
+            async with self._session.get(url, timeout=timeout) as response:
+                if response.status != HTTPStatus.OK:
+                    raise _ProbeFailed(f"answers {response.status} to GET {response.url.path}")
+                return await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _ProbeFailed(
+                f"cannot be reached: {str(error) or type(error).__name__}"
+            ) from error
