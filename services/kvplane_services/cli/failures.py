@@ -59,9 +59,21 @@ def _remote(error: BaseException) -> Failure | None:
     # Imported here: gRPC takes a while, and no error of its kind exists before its import.
     import grpc.aio
 
+    from kvplane.client.errors import KvplaneClientError, UnavailableError, from_rpc
+
     if isinstance(error, grpc.aio.AioRpcError):
-        return Failure(_one_line(f"{error.code().name}: {error.details()}"))
-    return None
+        error = from_rpc(error)
+    if not isinstance(error, KvplaneClientError):
+        return None
+    target = error.metadata.get("target", "")
+    if isinstance(error, UnavailableError) and not error.reason and target:
+        # Without a reason it is not the plane that answered.
+        return Failure(
+            f"no plane answers at {target}: start one with `kvplane up`, or name another "
+            f"with --plane HOST:PORT or KVPLANE_PLANE ({_one_line(error.message)})"
+        )
+    retry = "" if error.retry_after is None else f" (retry in {error.retry_after:g} s)"
+    return Failure(_one_line(f"{error.message}{retry}"))
 
 
 def _one_line(text: str) -> str:

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvplane_services.cli.failures import describe
+from kvplane_services.cli.shared_names import fold_processes
 
 # In the order of --help.
 _COMMANDS = (
@@ -61,8 +62,8 @@ def _root(
 ) -> None:
     """Keeps the KV cache of conversations usable across turns, for prefill/decode vLLM.
 
-    Start everything in one process with `kvplane up`, then point OpenAI clients at it. The
-    commands `engines`, `leases`, `sessions` and `explain` ask a running plane.
+    `kvplane up` starts everything in one process; point OpenAI clients at it. The commands
+    `engines`, `leases`, `sessions` and `explain` ask a running plane.
     """
 
 
@@ -81,6 +82,7 @@ def create_app() -> typer.Typer:
         qualified = f"{package}.{name}"
         if importlib.util.find_spec(qualified) is not None:
             importlib.import_module(qualified).register(app)
+    fold_processes(app)
     return app
 
 

@@ -1,0 +1,103 @@
+"""What the commands that ask a running plane have in common: their options, and the call."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from kvplane_services.cli.spans import parse_span
+
+if TYPE_CHECKING:
+    from kvplane.client import Plane
+
+T = TypeVar("T")
+
+DEFAULT_PLANE = "127.0.0.1:7000"
+
+
+def _address(text: str) -> str:
+    from kvplane.client.channel import normalize_target
+
+    try:
+        return normalize_target(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _span(text: str) -> float:
+    try:
+        return parse_span(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+PlaneOption = Annotated[
+    str,
+    typer.Option(
+        "--plane",
+        metavar="HOST:PORT",
+        envvar="KVPLANE_PLANE",
+        parser=_address,
+        help="Where the plane listens for gRPC.",
+    ),
+]
+LeasesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--leases",
+        metavar="HOST:PORT",
+        parser=_address,
+        help="Where `kvplane leases` runs as a process of its own; overrides --plane.",
+    ),
+]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        metavar="HOST:PORT",
+        parser=_address,
+        help="Where `kvplane registry` runs as a process of its own; overrides --plane.",
+    ),
+]
+RouterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--router",
+        metavar="HOST:PORT",
+        parser=_address,
+        help="Where `kvplane router` runs as a process of its own; overrides --plane.",
+    ),
+]
+SpanOption = Annotated[
+    float | None,
+    typer.Option(
+        "--for",
+        metavar="SPAN",
+        parser=_span,
+        help="How long, for example 90s, 5m or 2h; the plane's default if left out.",
+    ),
+]
+
+
+def ask(
+    work: Callable[["Plane"], Awaitable[T]],
+    *,
+    plane: str,
+    leases: str | None = None,
+    registry: str | None = None,
+    router: str | None = None,
+) -> T:
+    """Runs calls against the plane at these addresses.
+
+    Raises:
+        KvplaneClientError: A call failed.
+
+    """
+    from kvplane.client import Plane
+
+    async def asking() -> T:
+        async with Plane(plane, leases=leases, registry=registry, router=router) as target:
+            return await work(target)
+
+    return asyncio.run(asking())

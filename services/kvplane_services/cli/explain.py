@@ -1,0 +1,99 @@
+"""`kvplane explain`: what the router would do with a turn, and why."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvplane_services.cli.asking import DEFAULT_PLANE, PlaneOption, RouterOption, ask
+from kvplane_services.cli.output import Output, enum_text, print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    from kvplane.api.router.v1 import router_pb2
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(explain)
+
+
+def explain(
+    model: Annotated[str, typer.Option(help="The model that the turn asks for.")],
+    session: Annotated[
+        str, typer.Option(help="The session id; leave out for a client that names none.")
+    ] = "",
+    tenant: Annotated[str, typer.Option(help="The caller's tenant.")] = "default",
+    adapter: Annotated[str, typer.Option(help="The LoRA adapter, if any.")] = "",
+    prompt_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens in the prompt; 0 if unknown.")
+    ] = 0,
+    plane: PlaneOption = DEFAULT_PLANE,
+    router: RouterOption = None,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to answer.")] = Output.TABLE,
+) -> None:
+    """Show how the next turn of a session would be routed, with every candidate and its score.
+
+    Changes nothing: no turn is counted, no lease is claimed.
+    """
+    from kvplane.api.router.v1 import router_pb2
+    from kvplane.api.session.v1 import session_pb2
+
+    subject = router_pb2.RouteSubject(
+        session_key=session_pb2.SessionKey(
+            tenant=tenant, model=model, adapter=adapter, session_id=session
+        ),
+        prompt_tokens=prompt_tokens,
+    )
+    answer = ask(lambda p: p.router.explain(subject), plane=plane, router=router)
+    if output is Output.JSON:
+        print_json(answer)
+    else:
+        _print(answer)
+
+
+def _print(answer: "router_pb2.ExplainRouteResponse") -> None:
+    from kvplane.api.router.v1 import router_pb2
+
+    if answer.failure:
+        print(f"the turn would fail: {answer.failure}")
+    else:
+        decision = answer.decision
+        reason = enum_text(router_pb2.DecisionReason, decision.reason)
+        print_fields(
+            [
+                ("strategy", enum_text(router_pb2.Strategy, decision.strategy)),
+                ("reason", f"{reason}: {decision.details}" if decision.details else reason),
+                ("prefill", decision.prefill.engine),
+                ("decode", decision.decode.engine),
+                ("lease", decision.lease),
+                ("held tokens", str(decision.held_tokens) if decision.lease else ""),
+            ]
+        )
+    print()
+    print_table(
+        ("STRATEGY", "PREDICTED", "REJECTED BECAUSE"),
+        (
+            (
+                enum_text(router_pb2.Strategy, one.strategy),
+                f"{one.predicted_ms:.1f} ms" if one.HasField("predicted_ms") else "",
+                one.rejection,
+            )
+            for one in answer.strategies
+        ),
+        empty="no strategies",
+    )
+    print()
+    print_table(
+        ("ENGINE", "LEG", "SCORE", "SCORES", "IN FLIGHT", "REJECTED BECAUSE"),
+        (
+            (
+                one.engine,
+                enum_text(router_pb2.LegKind, one.leg),
+                f"{one.score:.3f}",
+                " ".join(f"{name}={score:.2f}" for name, score in sorted(one.scores.items())),
+                str(one.in_flight),
+                one.rejection,
+            )
+            for one in answer.candidates
+        ),
+        empty="no engines",
+    )
