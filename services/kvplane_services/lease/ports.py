@@ -1,10 +1,12 @@
-"""What others ask of the lease manager, in the same process or over gRPC."""
+"""What others ask of the lease manager, in the same process or over gRPC, and what it asks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvplane_services.engine.model import Engine
 from kvplane_services.lease.model import RenewalOutcome
+from kvplane_services.store.ports import Feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,24 @@ class LeaseRenewal:
 class LeaseControl(Protocol):
     """What the router and the session registry ask of the lease manager."""
 
-    async def renew(self, holder: str, renewals: Sequence[LeaseRenewal]) -> Sequence[RenewalOutcome]:
+    async def renew(
+        self, holder: str, renewals: Sequence[LeaseRenewal]
+    ) -> Sequence[RenewalOutcome]:
         """Claims leases for a holder; one outcome per renewal, in order. Raises Unavailable."""
         ...
 
     async def release(self, lease: str, fencing_token: int) -> None:
         """Ends a lease. Succeeds if it is gone. Raises LeaseFenced, Unavailable."""
+        ...
+
+
+class Engines(Protocol):
+    """What the lease manager asks of the directory of engines, which runs beside it."""
+
+    def find(self, engine_id: str) -> Engine | None:
+        """The engine as registered, or None."""
+        ...
+
+    def feed(self) -> Feed[Engine]:
+        """All engines by id, then every change."""
         ...

@@ -80,7 +80,7 @@ class Turn:
     lease: str
     engine: str
     tokens: int
-    finish_time: dt.datetime
+    finish_time: dt.datetime | None
     end_reason: str = ""
 
 

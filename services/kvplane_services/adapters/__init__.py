@@ -1,0 +1,1 @@
+"""Implementations of the ports: stores, and what is reached over the network."""

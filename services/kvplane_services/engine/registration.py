@@ -1,0 +1,121 @@
+"""What a registration must say, and the spans it is granted. Pure."""
+
+import re
+from dataclasses import dataclass, replace
+
+from kvplane_services.engine.addresses import check_endpoint, check_host, check_port
+from kvplane_services.engine.model import ConnectorKind, Engine
+from kvplane_services.errors import InvalidRequest
+
+_ENGINE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_MAX_LABELS = 64
+_MAX_LABEL_BYTES = 256
+_MAX_MODELS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryConfig:
+    """Spans and bounds of registrations, in seconds.
+
+    A registration lives through two lost heartbeats: heartbeat_interval < min_ttl / 2.
+
+    Raises:
+        ValueError: The spans do not fit together.
+
+    """
+
+    # How long a registration lasts without a heartbeat, unless the engine asks for another.
+    ttl: float = 15.0
+    min_ttl: float = 3.0
+    max_ttl: float = 300.0
+    # How often engines are asked to send heartbeats when nothing happens.
+    heartbeat_interval: float = 1.0
+    # How long a lost engine is listed as such before it is forgotten.
+    remember_lost: float = 600.0
+    # Registrations held at once, lost ones included.
+    max_engines: int = 4096
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_ttl <= self.ttl <= self.max_ttl:
+            raise ValueError("engine ttl must lie within 0 < min_ttl <= ttl <= max_ttl")
+        if not 0 < self.heartbeat_interval < self.min_ttl / 2:
+            raise ValueError("engine heartbeat_interval must be positive and below min_ttl / 2")
+        if self.remember_lost <= 0 or self.max_engines < 1:
+            raise ValueError("remember_lost must be positive and max_engines at least 1")
+
+    def clamp(self, ttl: float) -> float:
+        """The TTL granted for a wish; zero or less means none."""
+        return min(max(ttl, self.min_ttl), self.max_ttl) if ttl > 0 else self.ttl
+
+
+def check_registration(engine: Engine) -> Engine:
+    """The engine with its endpoint in canonical form.
+
+    Raises:
+        InvalidRequest: Something is missing or malformed; names the field.
+
+    """
+    if not _ENGINE_ID.fullmatch(engine.engine_id):
+        raise InvalidRequest(
+            "engine_id must be 1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and '-'",
+            field="engine_id",
+        )
+    endpoint = check_endpoint(engine.endpoint)
+    _check_models(engine)
+    _check_ranks(engine)
+    _check_labels(engine)
+    if engine.nixl is not None:
+        check_host(engine.nixl.host)
+        check_port(engine.nixl.port)
+        if not engine.nixl.engine_id:
+            raise InvalidRequest("engine.nixl.engine_id is required", field="engine.nixl.engine_id")
+    elif engine.build.connector is ConnectorKind.KVPLANE:
+        raise InvalidRequest("engine.nixl is required for kvplane engines", field="engine.nixl")
+    _check_layout(engine)
+    return replace(engine, endpoint=endpoint)
+
+
+def _check_models(engine: Engine) -> None:
+    if not engine.models or not all(engine.models) or len(engine.models) > _MAX_MODELS:
+        raise InvalidRequest(
+            f"engine.models needs 1 to {_MAX_MODELS} served model names", field="engine.models"
+        )
+
+
+def _check_ranks(engine: Engine) -> None:
+    if not 0 <= engine.data_parallel_rank < max(1, engine.data_parallel_size):
+        raise InvalidRequest(
+            f"engine.data_parallel_rank is {engine.data_parallel_rank}, of "
+            f"{engine.data_parallel_size}: expected 0 to size - 1",
+            field="engine.data_parallel_rank",
+        )
+
+
+def _check_labels(engine: Engine) -> None:
+    if len(engine.labels) > _MAX_LABELS:
+        raise InvalidRequest(f"engine.labels has more than {_MAX_LABELS}", field="engine.labels")
+    for label, value in engine.labels.items():
+        if not label or max(len(label.encode()), len(value.encode())) > _MAX_LABEL_BYTES:
+            raise InvalidRequest(
+                f"engine.labels: names and values may have up to {_MAX_LABEL_BYTES} bytes",
+                field="engine.labels",
+            )
+
+
+def _check_layout(engine: Engine) -> None:
+    if engine.layout is None:
+        if engine.build.connector is ConnectorKind.KVPLANE:
+            raise InvalidRequest(
+                "engine.layout is required for kvplane engines", field="engine.layout"
+            )
+        return
+    for name in ("block_size", "total_blocks"):
+        if getattr(engine.layout, name) < 1:
+            raise InvalidRequest(
+                f"engine.layout.{name} must be at least 1", field=f"engine.layout.{name}"
+            )
+    if engine.layout.tensor_parallel_size < 0:
+        raise InvalidRequest(
+            "engine.layout.tensor_parallel_size must not be negative",
+            field="engine.layout.tensor_parallel_size",
+        )

@@ -1,0 +1,184 @@
+"""Engines on the wire and back."""
+
+from kvplane.api.engine.v1 import engine_pb2 as pb
+from kvplane_services.engine.model import (
+    ConnectorKind,
+    Engine,
+    EngineBuild,
+    EngineLoad,
+    EngineState,
+    KvLayout,
+    NixlAddress,
+    Role,
+)
+from kvplane_services.errors import InvalidRequest
+from kvplane_services.spans import moment_of, timestamp
+
+_ROLES: dict[int, Role] = {
+    pb.ROLE_PREFILL: Role.PREFILL,
+    pb.ROLE_DECODE: Role.DECODE,
+    pb.ROLE_BOTH: Role.BOTH,
+}
+_ROLES_BACK = {
+    Role.PREFILL: pb.ROLE_PREFILL,
+    Role.DECODE: pb.ROLE_DECODE,
+    Role.BOTH: pb.ROLE_BOTH,
+}
+_STATES: dict[int, EngineState] = {
+    pb.Engine.STATE_ACTIVE: EngineState.ACTIVE,
+    pb.Engine.STATE_DRAINING: EngineState.DRAINING,
+    pb.Engine.STATE_LOST: EngineState.LOST,
+}
+_STATES_BACK = {
+    EngineState.ACTIVE: pb.Engine.STATE_ACTIVE,
+    EngineState.DRAINING: pb.Engine.STATE_DRAINING,
+    EngineState.LOST: pb.Engine.STATE_LOST,
+}
+_CONNECTORS: dict[int, ConnectorKind] = {
+    pb.EngineBuild.CONNECTOR_KVPLANE: ConnectorKind.KVPLANE,
+    pb.EngineBuild.CONNECTOR_STOCK: ConnectorKind.STOCK,
+}
+_CONNECTORS_BACK = {
+    ConnectorKind.KVPLANE: pb.EngineBuild.CONNECTOR_KVPLANE,
+    ConnectorKind.STOCK: pb.EngineBuild.CONNECTOR_STOCK,
+}
+
+
+def engine_id_of(name: str, *, field: str = "name") -> str:
+    """The id in `engines/{engine}`. Raises InvalidRequest."""
+    collection, _, engine_id = name.partition("/")
+    if collection != "engines" or not engine_id or "/" in engine_id:
+        raise InvalidRequest(f"{field} {name!r} is not of the form engines/{{engine}}", field=field)
+    return engine_id
+
+
+def role_of(value: int, *, field: str) -> Role:
+    """The role of an enum value. Raises InvalidRequest if it is unset or unknown."""
+    role = _ROLES.get(value)
+    if role is not None:
+        return role
+    raise InvalidRequest(f"{field} is required: PREFILL, DECODE or BOTH", field=field)
+
+
+def engine_from_wire(message: pb.Engine, *, engine_id: str = "") -> Engine:
+    """The engine of a message.
+
+    Args:
+        message: An engine as registered, or as described by itself.
+        engine_id: Its id; empty to take it from the message's name.
+
+    Raises:
+        InvalidRequest: A required field is missing or an enum value is unknown.
+
+    """
+    build = message.build
+    connector = _CONNECTORS.get(build.connector)
+    if connector is None:
+        raise InvalidRequest(
+            "engine.build.connector is required: CONNECTOR_KVPLANE or CONNECTOR_STOCK",
+            field="engine.build.connector",
+        )
+    return Engine(
+        engine_id=engine_id or engine_id_of(message.name),
+        role=role_of(message.role, field="engine.role"),
+        endpoint=message.endpoint,
+        models=tuple(message.models),
+        build=EngineBuild(
+            connector=connector,
+            connector_version=build.connector_version,
+            vllm_version=build.vllm_version,
+            nixl_version=build.nixl_version,
+            nixl_connector_version=build.nixl_connector_version,
+            validated_reads=build.validated_reads,
+        ),
+        epoch=message.epoch,
+        state=_STATES.get(message.state, EngineState.ACTIVE),
+        nixl=_nixl_from_wire(message),
+        layout=_layout_from_wire(message),
+        data_parallel_rank=message.data_parallel_rank,
+        data_parallel_size=max(1, message.data_parallel_size),
+        labels=dict(message.labels),
+        load=load_from_wire(message.load),
+        create_time=moment_of(message.create_time),
+        expire_time=moment_of(message.expire_time),
+    )
+
+
+def engine_to_wire(engine: Engine) -> pb.Engine:
+    """The message of an engine."""
+    message = pb.Engine(
+        name=engine.name,
+        role=_ROLES_BACK[engine.role],
+        state=_STATES_BACK[engine.state],
+        epoch=engine.epoch,
+        endpoint=engine.endpoint,
+        models=engine.models,
+        build=pb.EngineBuild(
+            connector=_CONNECTORS_BACK[engine.build.connector],
+            connector_version=engine.build.connector_version,
+            vllm_version=engine.build.vllm_version,
+            nixl_version=engine.build.nixl_version,
+            nixl_connector_version=engine.build.nixl_connector_version,
+            validated_reads=engine.build.validated_reads,
+        ),
+        data_parallel_rank=engine.data_parallel_rank,
+        data_parallel_size=engine.data_parallel_size,
+        labels=dict(engine.labels),
+        load=load_to_wire(engine.load),
+    )
+    if engine.nixl is not None:
+        message.nixl.host = engine.nixl.host
+        message.nixl.port = engine.nixl.port
+        message.nixl.engine_id = engine.nixl.engine_id
+    if engine.layout is not None:
+        message.layout.block_size = engine.layout.block_size
+        message.layout.total_blocks = engine.layout.total_blocks
+        message.layout.dtype = engine.layout.dtype
+        message.layout.tensor_parallel_size = engine.layout.tensor_parallel_size
+        message.layout.compatibility_hash = engine.layout.compatibility_hash
+    if engine.create_time is not None:
+        message.create_time.CopyFrom(timestamp(engine.create_time))
+    if engine.expire_time is not None:
+        message.expire_time.CopyFrom(timestamp(engine.expire_time))
+    return message
+
+
+def load_from_wire(message: pb.EngineLoad) -> EngineLoad:
+    """The load of a message."""
+    return EngineLoad(
+        running_requests=message.running_requests,
+        waiting_requests=message.waiting_requests,
+        used_blocks=message.used_blocks,
+        retained_blocks=message.retained_blocks,
+        retentions=message.retentions,
+    )
+
+
+def load_to_wire(load: EngineLoad) -> pb.EngineLoad:
+    """The message of a load."""
+    return pb.EngineLoad(
+        running_requests=load.running_requests,
+        waiting_requests=load.waiting_requests,
+        used_blocks=load.used_blocks,
+        retained_blocks=load.retained_blocks,
+        retentions=load.retentions,
+    )
+
+
+def _nixl_from_wire(message: pb.Engine) -> NixlAddress | None:
+    if not message.HasField("nixl"):
+        return None
+    return NixlAddress(message.nixl.host, message.nixl.port, message.nixl.engine_id)
+
+
+def _layout_from_wire(message: pb.Engine) -> KvLayout | None:
+    if not message.HasField("layout"):
+        return None
+    layout = message.layout
+    return KvLayout(
+        block_size=layout.block_size,
+        total_blocks=layout.total_blocks,
+        dtype=layout.dtype,
+        tensor_parallel_size=max(1, layout.tensor_parallel_size),
+        compatibility_hash=layout.compatibility_hash,
+    )

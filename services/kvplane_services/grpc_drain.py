@@ -1,0 +1,77 @@
+"""Lets long-lived streams end well when the server stops.
+
+A server that stops waits for its streams, and heartbeats and watches never end by themselves.
+So when it stops, a client's stream reads as finished, after the frame in hand was answered, and
+a watch ends after the event in hand. Clients see the stream close with OK, and dial again.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+
+class DrainInterceptor(grpc.aio.ServerInterceptor):
+    """Ends streams once `stopping` is set."""
+
+    def __init__(self, *, stopping: asyncio.Event) -> None:
+        self._stopping = stopping
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """See `grpc.aio.ServerInterceptor`."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or not handler.response_streaming:
+            return handler
+        if handler.request_streaming:
+            make: Any = grpc.stream_stream_rpc_method_handler
+            behaviour = self._until_stopped_in(handler.stream_stream)
+        else:
+            make = grpc.unary_stream_rpc_method_handler
+            behaviour = self._until_stopped_out(handler.unary_stream)
+        wrapped: grpc.RpcMethodHandler = make(
+            behaviour,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+        return wrapped
+
+    def _until_stopped_in(self, behaviour: Any) -> Any:
+        async def call(requests: Any, context: Any) -> AsyncIterator[Any]:
+            async for response in behaviour(_until(requests, self._stopping), context):
+                yield response
+
+        return call
+
+    def _until_stopped_out(self, behaviour: Any) -> Any:
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            async for response in _until(behaviour(request, context), self._stopping):
+                yield response
+
+        return call
+
+
+async def _until(items: AsyncIterator[Any], stopping: asyncio.Event) -> AsyncIterator[Any]:
+    iterator = aiter(items)
+    stopped = asyncio.ensure_future(stopping.wait())
+    following: asyncio.Future[Any] | None = None
+    try:
+        while not stopped.done():
+            following = asyncio.ensure_future(anext(iterator))
+            await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                return
+            try:
+                item = following.result()
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        stopped.cancel()
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)

@@ -1,0 +1,72 @@
+"""Spans and bounds of leases."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseConfig:
+    """How long leases and claims last, and what is kept of ended ones; spans in seconds.
+
+    A lease lives through two lost renewals: `renew_interval` is a third of `ttl` unless set, and
+    never more than half of it. `grace` covers what the holder's and the plane's counts may
+    differ: the plane calls a lease expired only after everybody else has.
+
+    Raises:
+        ValueError: The spans do not fit together.
+
+    """
+
+    # What an engine holds a retention for after a renewal.
+    ttl: float = 30.0
+    # How often engines and holders renew; 0 means ttl / 3.
+    renew_interval: float = 0.0
+    # How much later than its holder the plane calls a lease expired.
+    grace: float = 5.0
+    # How often expiry is looked for.
+    sweep_interval: float = 0.5
+    # Bounds of a claim, and its length where the holder names none.
+    claim_ttl: float = 30.0
+    min_claim_ttl: float = 1.0
+    max_claim_ttl: float = 600.0
+    # Bounds of a lease on an engine with a fixed TTL of its own.
+    min_fixed_ttl: float = 1.0
+    max_fixed_ttl: float = 3600.0
+    # An idle lease is renewed for this long after its last use, ...
+    idle_keep: float = 120.0
+    # ... as long as leases take no more than this part of their engine's KV blocks.
+    retention_budget: float = 0.35
+    # For how long, and how many, ended leases can still be asked for.
+    remember_ended: float = 600.0
+    max_ended: int = 16_384
+    # Claims that one lease can carry at once.
+    max_claims: int = 256
+    # Renewals in one frame.
+    max_renewals: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.ttl <= 0:
+            raise ValueError("lease ttl must be positive")
+        if self.renew_interval == 0:
+            object.__setattr__(self, "renew_interval", self.ttl / 3)
+        if not 0 < self.renew_interval <= self.ttl / 2:
+            raise ValueError("lease renew_interval must be positive and at most ttl / 2")
+        if self.grace < 0 or self.sweep_interval <= 0:
+            raise ValueError("grace must not be negative and sweep_interval must be positive")
+        if not 0 < self.min_claim_ttl <= self.claim_ttl <= self.max_claim_ttl:
+            raise ValueError("claims need 0 < min_claim_ttl <= claim_ttl <= max_claim_ttl")
+        if not 0 < self.min_fixed_ttl <= self.max_fixed_ttl:
+            raise ValueError("fixed leases need 0 < min_fixed_ttl <= max_fixed_ttl")
+        if self.idle_keep < 0 or not 0 <= self.retention_budget <= 1:
+            raise ValueError("idle_keep must not be negative, retention_budget within 0 to 1")
+        if self.remember_ended < 0 or min(self.max_ended, self.max_claims, self.max_renewals) < 1:
+            raise ValueError("remember_ended must not be negative, and limits at least 1")
+
+    def clamp_claim(self, ttl: float) -> float:
+        """The length granted for a claim; zero means the default."""
+        if ttl == 0:
+            return self.claim_ttl
+        return min(max(ttl, self.min_claim_ttl), self.max_claim_ttl)
+
+    def clamp_fixed(self, ttl: float) -> float:
+        """The TTL granted for a lease on an engine with a fixed one."""
+        return min(max(ttl, self.min_fixed_ttl), self.max_fixed_ttl)

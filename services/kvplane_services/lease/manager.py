@@ -1,0 +1,409 @@
+"""The lease manager: joins what engines hold with what holders want kept.
+
+Engines report retentions; each gets a lease. Holders claim leases. On every heartbeat the
+manager answers, per lease, whether the engine is to hold the blocks for longer or to give them
+up. It asks nothing else of an engine, and an engine that hears nothing frees blocks by itself.
+
+Promised:
+- A renewal never shortens a lease, and a lease is called expired here only after its engine's
+  own deadline has passed, by a grace.
+- Every grant has a larger fencing token than all before it; another token than the live one,
+  and another epoch than the current one, are refused.
+- An ended lease says why, once, and for a while afterwards.
+
+Not promised:
+- That blocks stay. The engine may break a lease at any moment; it says so on its next heartbeat.
+- That a claim made in a lease's last moments reaches the engine in time: it does with the next
+  heartbeat.
+"""
+
+import asyncio
+import datetime as dt
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as AbstractSequence
+from dataclasses import dataclass, replace
+
+from kvplane_services.clock import Clock
+from kvplane_services.engine.model import ConnectorKind, Engine, EngineState
+from kvplane_services.errors import (
+    EpochStale,
+    FailedPrecondition,
+    InvalidRequest,
+    LeaseFenced,
+    NotFound,
+)
+from kvplane_services.lease.config import LeaseConfig
+from kvplane_services.lease.grants import check_lease, check_report, lease_id_for, lease_id_of
+from kvplane_services.lease.ledger import Ledger, Record
+from kvplane_services.lease.model import EndReason, Lease, LeaseState, RenewalOutcome
+from kvplane_services.lease.ports import Engines, LeaseRenewal
+from kvplane_services.lease.reconciler import Reconciler
+from kvplane_services.lease.reports import EngineReport, ReportAnswer
+from kvplane_services.lease.tokens import TokenIssuer
+from kvplane_services.session.model import SessionKey
+from kvplane_services.store.feeds import TableFeed
+from kvplane_services.store.journal import Journal
+from kvplane_services.store.paging import Page, PageRequest
+from kvplane_services.store.ports import (
+    Event,
+    Feed,
+    Removed,
+    Reset,
+    Sequence,
+    Synced,
+    Table,
+    Upserted,
+)
+from kvplane_services.store.requests import RequestMemory
+
+_MAX_HOLDER_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimResult:
+    """What happened to one claim, and the length it was granted, in seconds."""
+
+    outcome: RenewalOutcome
+    ttl: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease as granted, and for how long, in seconds."""
+
+    lease: Lease
+    ttl: float
+
+
+class LeaseManager:
+    """Grants, renews, supersedes and ends leases. Implements `LeaseControl`.
+
+    Args:
+        table: Where leases are published.
+        tokens: Fencing tokens; they only grow, also over restarts of the plane.
+        engines: Which engines are registered, and with which epoch.
+        clock: Time.
+        config: Spans and bounds.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        table: Table[Lease],
+        tokens: Sequence,
+        engines: Engines,
+        clock: Clock,
+        config: LeaseConfig | None = None,
+    ) -> None:
+        self._table = table
+        self._engines = engines
+        self._clock = clock
+        self._config = config or LeaseConfig()
+        self._journal = Journal(table=table)
+        self._ledger = Ledger(
+            grace=self._config.grace,
+            remember_ended=self._config.remember_ended,
+            max_ended=self._config.max_ended,
+        )
+        self._issuer = TokenIssuer(tokens=tokens)
+        self._reconciler = Reconciler(
+            ledger=self._ledger, issuer=self._issuer, clock=clock, config=self._config
+        )
+        self._grants: RequestMemory[Grant] = RequestMemory()
+        # Tokens are drawn and grants entered by one task at a time, or a grant could get a
+        # smaller token than the one entered before it.
+        self._granting = asyncio.Lock()
+
+    @property
+    def config(self) -> LeaseConfig:
+        """Spans and bounds."""
+        return self._config
+
+    # -- Engines -----------------------------------------------------------------------------
+
+    async def report(self, engine: Engine, report: EngineReport) -> ReportAnswer:
+        """Takes in what an engine reports and tells it what to do with its retentions.
+
+        The caller has checked that the report carries the engine's current epoch. Nothing is
+        taken in of a malformed report.
+
+        Raises:
+            InvalidRequest: A retention is malformed.
+            Unavailable: The store cannot be reached; the engine reports again, in full.
+
+        """
+        for index, retention in enumerate(report.retentions):
+            check_report(retention, field=f"retentions[{index}]")
+        if engine.build.connector is ConnectorKind.STOCK:
+            return ReportAnswer()
+        async with self._granting:
+            answer = await self._reconciler.take(engine, report)
+        await self._publish()
+        return answer
+
+    async def observe(self, engine: Engine) -> None:
+        """Ends leases that an engine's registration shows to be over. Raises Unavailable."""
+        now = self._clock.now()
+        if engine.state is EngineState.LOST:
+            for record in self._ledger.on_engine(engine.engine_id):
+                if record.lease.engine_epoch <= engine.epoch:
+                    self._ledger.end(record, EndReason.ENGINE_LOST, now)
+        else:
+            self._reconciler.fence_older(engine)
+        await self._publish()
+
+    async def observe_gone(self, engine_id: str) -> None:
+        """Ends the leases of an engine that is not registered any more. Raises Unavailable."""
+        if self._engines.find(engine_id) is None:
+            for record in self._ledger.on_engine(engine_id):
+                self._ledger.end(record, EndReason.ENGINE_LOST, self._clock.now())
+            self._reconciler.forget(engine_id)
+        await self._publish()
+
+    # -- Holders -----------------------------------------------------------------------------
+
+    def claim(self, holder: str, renewals: AbstractSequence[LeaseRenewal]) -> list[ClaimResult]:
+        """Claims leases for a holder, or drops its claims; one result per renewal, in order.
+
+        Raises:
+            InvalidRequest: The holder is missing or too long, or there are too many renewals.
+
+        """
+        if not holder or len(holder.encode()) > _MAX_HOLDER_BYTES:
+            raise InvalidRequest(f"holder needs 1 to {_MAX_HOLDER_BYTES} bytes", field="holder")
+        if len(renewals) > self._config.max_renewals:
+            raise InvalidRequest(
+                f"{len(renewals)} renewals in one frame: send at most {self._config.max_renewals}",
+                field="renewals",
+            )
+        now = self._clock.now()
+        return [self._claim_one(holder, renewal, now) for renewal in renewals]
+
+    async def renew(
+        self, holder: str, renewals: AbstractSequence[LeaseRenewal]
+    ) -> AbstractSequence[RenewalOutcome]:
+        """See `LeaseControl.renew`."""
+        return [result.outcome for result in self.claim(holder, renewals)]
+
+    async def release(self, lease: str, fencing_token: int) -> None:
+        """See `LeaseControl.release`. Raises InvalidRequest if `lease` is no name of a lease."""
+        record = self._ledger.find(_required_id(lease))
+        if record is None:
+            return
+        if record.lease.fencing_token != fencing_token:
+            raise LeaseFenced(
+                f"{lease} has another fencing token than {fencing_token}: read it again",
+                lease=lease,
+            )
+        self._ledger.release(record, EndReason.RELEASED)
+        await self._publish()
+
+    async def grant(self, lease: Lease, *, ttl: float, request_id: str = "") -> Grant:
+        """Grants a lease on a retention of an engine with a fixed TTL.
+
+        Args:
+            lease: What is retained; output-only fields are ignored.
+            ttl: How long the engine holds the blocks from now on, in seconds; clamped.
+            request_id: Makes a retry return the first answer.
+
+        Raises:
+            InvalidRequest: Something is missing or malformed.
+            NotFound: The engine is not registered.
+            EpochStale: The engine restarted since.
+            FailedPrecondition: The engine reports its own retentions.
+            Unavailable: The store cannot be reached.
+
+        """
+        check_lease(lease, field="lease")
+        if ttl <= 0:
+            raise InvalidRequest("ttl is required and must be positive", field="ttl")
+        async with self._granting:
+            asked = (lease, ttl)
+            first = self._grants.find(request_id, asked, self._clock.now())
+            if first is not None:
+                return first
+            self._check_fixed(lease)
+            granted_ttl = self._config.clamp_fixed(ttl)
+            record = self._ledger.retention(lease.engine_id, lease.retention_id)
+            if record is None:
+                token = await self._issuer.next()
+                record = self._ledger.grant(
+                    self._new_lease(lease, token),
+                    ttl=granted_ttl,
+                    now=self._clock.now(),
+                    renewable=False,
+                )
+            answer = Grant(self._view(record), granted_ttl)
+            self._grants.remember(request_id, asked, answer, self._clock.now())
+        await self._publish()
+        return answer
+
+    # -- Readers -----------------------------------------------------------------------------
+
+    def get(self, name: str) -> Lease:
+        """The lease; an ended one is found for a while. Raises InvalidRequest, NotFound."""
+        lease_id = _required_id(name)
+        record = self._ledger.find(lease_id)
+        if record is not None:
+            return self._view(record)
+        ended = self._ledger.find_ended(lease_id)
+        if ended is not None:
+            return ended
+        raise NotFound(f"there is no {name}: it ended long ago or never was", lease=name)
+
+    async def list(
+        self,
+        page: PageRequest,
+        *,
+        engine_id: str = "",
+        session_key: SessionKey | None = None,
+        include_ended: bool = False,
+    ) -> Page[Lease]:
+        """Leases by name. Raises InvalidRequest, Unavailable."""
+        revision = (await self._table.list()).revision
+        leases = [self._view(record) for record in self._ledger.live()]
+        if include_ended:
+            leases.extend(self._ledger.ended())
+        session = session_key.name if session_key else ""
+        return page.take(
+            (
+                lease
+                for lease in leases
+                if engine_id in ("", lease.engine_id) and session in ("", lease.session_key.name)
+            ),
+            key=lambda lease: lease.lease_id,
+            filters=("leases", engine_id, session, str(include_ended)),
+            revision=revision,
+        )
+
+    def feed(self) -> Feed[Lease]:
+        """All leases by id, then every grant, change of state or handle, and end.
+
+        Renewals are not events. An end is an Upserted lease in state ENDED, with its reason;
+        Removed follows once it is forgotten. Leases that ended lately are part of the full state.
+        """
+        return TableFeed(table=self._table, clock=self._clock)
+
+    def watch(self, *, after: int = 0) -> AsyncIterator[Event[Lease]]:
+        """See `Table.watch`; the events are those of `feed`."""
+        return self._table.watch(after=after)
+
+    # -- Loops -------------------------------------------------------------------------------
+
+    async def sweep(self) -> None:
+        """Ends leases past their deadline and forgets old ones. Raises Unavailable."""
+        self._ledger.sweep(self._clock.now())
+        await self._publish()
+
+    async def run(self) -> None:
+        """Sweeps, and follows the engines, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sweep_forever())
+            tasks.create_task(self._follow_engines())
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.sweep_interval)
+            await self.sweep()
+
+    async def _follow_engines(self) -> None:
+        async for event in self._engines.feed()():
+            match event:
+                case Upserted(value=engine):
+                    await self.observe(engine)
+                case Removed(key=engine_id):
+                    await self.observe_gone(engine_id)
+                case Synced():
+                    for engine_id in self._ledger.engines():
+                        await self.observe_gone(engine_id)
+                case Reset():
+                    pass
+
+    # -- Steps -------------------------------------------------------------------------------
+
+    def _claim_one(self, holder: str, renewal: LeaseRenewal, now: float) -> ClaimResult:
+        lease_id = lease_id_of(renewal.lease)
+        record = self._ledger.find(lease_id) if lease_id else None
+        if record is None:
+            return ClaimResult(RenewalOutcome.NOT_FOUND)
+        if record.lease.fencing_token != renewal.fencing_token:
+            return ClaimResult(RenewalOutcome.FENCED)
+        if record.lease.state is not LeaseState.ACTIVE:
+            return ClaimResult(RenewalOutcome.NOT_FOUND)
+        if renewal.drop:
+            record.claims.drop(holder, now)
+            return ClaimResult(RenewalOutcome.RENEWED)
+        full = record.claims.count(now) >= self._config.max_claims
+        if full and not record.claims.holds(holder, now):
+            return ClaimResult(RenewalOutcome.UNAVAILABLE)
+        ttl = self._config.clamp_claim(renewal.ttl)
+        if not record.renewable:
+            # The engine frees the blocks at its own time, whoever claims them.
+            ttl = min(ttl, record.renewed_at + record.ttl - now)
+            if ttl <= 0:
+                return ClaimResult(RenewalOutcome.NOT_FOUND)
+        record.claims.add(holder, now + ttl, now)
+        return ClaimResult(RenewalOutcome.RENEWED, ttl)
+
+    def _check_fixed(self, lease: Lease) -> None:
+        engine = self._engines.find(lease.engine_id)
+        if engine is None or engine.state is EngineState.LOST:
+            raise NotFound(
+                f"there is no {lease.engine}: it must register first", engine=lease.engine
+            )
+        if engine.epoch != lease.engine_epoch:
+            raise EpochStale(
+                f"{lease.engine} is registered with epoch {engine.epoch}, not "
+                f"{lease.engine_epoch}: what it held before is gone",
+                engine=lease.engine,
+                epoch=str(engine.epoch),
+            )
+        if engine.build.connector is ConnectorKind.KVPLANE:
+            raise FailedPrecondition(
+                f"{lease.engine} runs the kvplane connector: its leases are granted on its "
+                "heartbeats",
+                engine=lease.engine,
+            )
+
+    def _new_lease(self, lease: Lease, token: int) -> Lease:
+        lease_id = lease_id_for(
+            lease.engine_id, lease.engine_epoch, lease.retention_id, taken=self._ledger.knows
+        )
+        return replace(
+            lease,
+            lease_id=lease_id,
+            fencing_token=token,
+            state=LeaseState.ACTIVE,
+            end_reason=None,
+            reads=0,
+            claims=(),
+            ttl=0.0,
+            create_time=self._clock.wall(),
+            expire_time=None,
+        )
+
+    def _view(self, record: Record) -> Lease:
+        now = self._clock.now()
+        left = dt.timedelta(seconds=self._ledger.deadline(record) - now)
+        return replace(
+            record.lease,
+            claims=record.claims.standing(now),
+            ttl=record.ttl,
+            expire_time=self._clock.wall() + left,
+        )
+
+    async def _publish(self) -> None:
+        changed, forgotten = self._ledger.take_changes()
+        for lease in changed:
+            self._journal.put(lease.lease_id, lease)
+        for lease_id in forgotten:
+            self._journal.delete(lease_id)
+        await self._journal.flush()
+
+
+def _required_id(name: str) -> str:
+    lease_id = lease_id_of(name)
+    if lease_id is None:
+        raise InvalidRequest(f"{name!r} is not of the form leases/{{lease}}", field="name")
+    return lease_id

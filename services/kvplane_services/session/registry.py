@@ -1,0 +1,379 @@
+"""The session registry: which conversation holds which lease, and what its client hinted.
+
+It follows the leases, in this process or in another, and never decides what an engine keeps:
+hints become claims and releases at the lease manager.
+
+Not promised: that it has seen the very latest lease. It lags its feed by a moment, and reads
+tell what it has seen.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from kvplane_services.clock import Clock
+from kvplane_services.errors import (
+    AlreadyExists,
+    Conflict,
+    InvalidRequest,
+    KvplaneError,
+    NotFound,
+    Saturated,
+)
+from kvplane_services.lease.model import Lease, LeaseState, RenewalOutcome
+from kvplane_services.lease.ports import LeaseControl
+from kvplane_services.session.book import Entry, SessionBook
+from kvplane_services.session.config import SessionConfig
+from kvplane_services.session.history import (
+    etag_of,
+    knows_turn,
+    retained,
+    with_end,
+    with_turn,
+    without_lease,
+)
+from kvplane_services.session.keeper import Keeper
+from kvplane_services.session.model import Session, SessionHints, SessionKey, SessionState
+from kvplane_services.store.feeds import TableFeed
+from kvplane_services.store.journal import Journal
+from kvplane_services.store.paging import Page, PageRequest
+from kvplane_services.store.ports import Event, Feed, Removed, Reset, Synced, Table, Upserted
+from kvplane_services.store.requests import RequestMemory
+
+_LOG = logging.getLogger(__name__)
+
+
+class SessionRegistry:
+    """Follows leases, remembers sessions, and passes hints on.
+
+    Args:
+        table: Where sessions are published.
+        leases: All leases, and their changes.
+        control: The lease manager.
+        clock: Time.
+        config: Spans and bounds.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        table: Table[Session],
+        leases: Feed[Lease],
+        control: LeaseControl,
+        clock: Clock,
+        config: SessionConfig | None = None,
+    ) -> None:
+        self._table = table
+        self._leases = leases
+        self._control = control
+        self._clock = clock
+        self._config = config or SessionConfig()
+        self._journal = Journal(table=table)
+        self._book = SessionBook(journal=self._journal, clock=clock, config=self._config)
+        self._keeper = Keeper(control=control, clock=clock, config=self._config)
+        self._requests: RequestMemory[tuple[Session, float]] = RequestMemory()
+
+    # -- Callers -----------------------------------------------------------------------------
+
+    async def create(
+        self,
+        key: SessionKey,
+        *,
+        hints: SessionHints | None = None,
+        ttl: float = 0.0,
+        request_id: str = "",
+    ) -> tuple[Session, float]:
+        """Creates a session before its first turn; returns it and the granted idle time.
+
+        Raises:
+            InvalidRequest: The key, a hint or the request id is malformed.
+            AlreadyExists: There is a session of that key.
+            Saturated: As many sessions as can be remembered have live leases.
+            Unavailable: The store cannot be reached.
+
+        """
+        key.validate()
+        asked = (key, hints, ttl)
+        first = self._requests.find(request_id, asked, self._clock.now())
+        if first is not None:
+            return first
+        if self._book.find(key) is not None:
+            raise AlreadyExists(f"{key.name} exists: update or touch it", session=key.name)
+        if not self._book.make_room():
+            raise Saturated(
+                f"all {self._config.max_sessions} sessions have live leases",
+                retry_after=self._config.claim_interval,
+            )
+        granted = self._config.clamp_ttl(ttl)
+        entry = self._book.add(key, ttl=granted)
+        if hints is not None:
+            self._set_hints(entry, hints)
+        answer = (self._book.view(entry), granted)
+        self._requests.remember(request_id, asked, answer, self._clock.now())
+        await self._journal.flush()
+        return answer
+
+    def get(self, key: SessionKey) -> Session:
+        """The session. Raises NotFound."""
+        return self._book.view(self._entry(key))
+
+    async def list(
+        self, page: PageRequest, *, tenant: str = "", model: str = "", engine: str = ""
+    ) -> Page[Session]:
+        """Sessions by name; `engine` is a full resource name. Raises InvalidRequest, Unavailable."""
+        revision = (await self._table.list()).revision
+        sessions = (
+            self._book.view(entry)
+            for entry in self._book.entries()
+            if tenant in ("", entry.session.key.tenant)
+            and model in ("", entry.session.key.model)
+            and engine in ("", entry.session.engine)
+        )
+        return page.take(
+            sessions,
+            key=lambda session: session.name,
+            filters=("sessions", tenant, model, engine),
+            revision=revision,
+        )
+
+    async def update(self, key: SessionKey, hints: SessionHints, *, etag: str = "") -> Session:
+        """Sets a session's hints.
+
+        Raises:
+            InvalidRequest: A hint is malformed.
+            NotFound: There is no such session.
+            Conflict: `etag` is not that of the session.
+            Unavailable: The lease manager or the store cannot be reached.
+
+        """
+        entry = self._entry(key)
+        _check_etag(entry, etag)
+        self._set_hints(entry, hints)
+        if hints.keep_for > 0:
+            await self._keeper.claim(entry)
+        else:
+            await self._keeper.drop(entry)
+        await self._journal.flush()
+        return self._book.view(entry)
+
+    async def delete(self, key: SessionKey, *, etag: str = "") -> None:
+        """Releases a session's lease and forgets the session. Does nothing if there is none.
+
+        Raises:
+            Conflict: `etag` is not that of the session.
+            Unavailable: The lease manager or the store cannot be reached.
+
+        """
+        entry = self._book.find(key)
+        if entry is None:
+            return
+        _check_etag(entry, etag)
+        await self._release(entry)
+        self._book.remove(key, deleted=True)
+        await self._journal.flush()
+
+    async def touch(self, key: SessionKey, keep_for: float = 0.0) -> tuple[Session, float]:
+        """Keeps a session's lease claimed for a while, and the leases that follow it.
+
+        Returns:
+            The session and the granted time in seconds; zero when no lease is live. The wish
+            stands all the same for a lease that is granted before it is over.
+
+        Raises:
+            NotFound: There is no such session.
+            Unavailable: The lease manager or the store cannot be reached.
+
+        """
+        entry = self._entry(key)
+        granted = self._config.clamp_keep(keep_for)
+        hints = replace(entry.session.hints, keep_for=granted)
+        self._set_hints(entry, hints)
+        outcome = await self._keeper.claim(entry)
+        await self._journal.flush()
+        kept = granted if outcome is RenewalOutcome.RENEWED else 0.0
+        return self._book.view(entry), kept
+
+    async def end(self, key: SessionKey) -> Session:
+        """Releases a session's lease and marks the session ended.
+
+        Raises:
+            NotFound: There is no such session.
+            Unavailable: The lease manager or the store cannot be reached.
+
+        """
+        entry = self._entry(key)
+        await self._release(entry)
+        self._finish(entry)
+        await self._journal.flush()
+        return self._book.view(entry)
+
+    def feed(self) -> Feed[Session]:
+        """All sessions by name, then every change."""
+        return TableFeed(table=self._table, clock=self._clock)
+
+    def watch(self, *, after: int = 0) -> AsyncIterator[Event[Session]]:
+        """See `Table.watch`."""
+        return self._table.watch(after=after)
+
+    # -- Loops -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follows leases, claims what is kept, and forgets what is idle, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_leases())
+            tasks.create_task(self._claim_forever())
+            tasks.create_task(self._sweep_forever())
+
+    async def sweep(self) -> None:
+        """Forgets sessions that were idle for their TTL. Raises Unavailable."""
+        self._book.sweep()
+        await self._journal.flush()
+
+    async def claim_kept(self) -> None:
+        """Claims the leases of all sessions that are kept, and ends wishes that are over."""
+        for entry in self._keeper.expired():
+            hints = replace(entry.session.hints, keep_for=0.0)
+            self._book.write(entry, replace(entry.session, hints=hints))
+        for entry in self._keeper.kept():
+            await self._try_claim(entry)
+        await self._journal.flush()
+
+    async def _claim_forever(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.claim_interval)
+            await self.claim_kept()
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.sweep_interval)
+            await self.sweep()
+
+    async def _follow_leases(self) -> None:
+        # The full state comes by name. It is applied by grant, oldest first, so that turns are
+        # in order.
+        collected: dict[str, Lease] | None = {}
+        first = True
+        async for event in self._leases():
+            match event:
+                case Reset():
+                    collected = {}
+                case Upserted(key=key, value=lease):
+                    if collected is not None:
+                        collected[key] = lease
+                    else:
+                        await self._apply(lease)
+                case Removed(key=key):
+                    if collected is not None:
+                        collected.pop(key, None)
+                    else:
+                        self._lose(f"leases/{key}")
+                case Synced():
+                    if collected is not None:
+                        await self._apply_all(collected, first=first)
+                        collected, first = None, False
+            await self._journal.flush()
+
+    # -- Leases ------------------------------------------------------------------------------
+
+    async def _apply_all(self, leases: dict[str, Lease], *, first: bool) -> None:
+        for lease in sorted(leases.values(), key=lambda lease: lease.fencing_token):
+            await self._apply(lease, history=first)
+        live = {lease.name for lease in leases.values() if lease.state is LeaseState.ACTIVE}
+        for name in self._book.leases() - live:
+            self._lose(name)
+
+    async def _apply(self, lease: Lease, *, history: bool = False) -> None:
+        """Takes a lease's state in; `history` tells of turns that ended before this plane."""
+        entry = self._book.find(lease.session_key)
+        if entry is None:
+            live = lease.state is LeaseState.ACTIVE
+            if not (live or history) or self._book.is_deleted(lease):
+                return
+            self._book.make_room()
+            entry = self._book.add(lease.session_key, ttl=self._config.ttl)
+        if lease.state is not LeaseState.ACTIVE:
+            self._take_end(entry, lease, history=history)
+            return
+        await self._take_live(entry, lease)
+
+    def _take_end(self, entry: Entry, lease: Lease, *, history: bool) -> None:
+        if history and lease.state is LeaseState.ENDED:
+            session = with_turn(entry.session, lease, max_turns=self._config.max_turns)
+        else:
+            session = with_end(entry.session, lease)
+        if session.lease == lease.name:
+            session = without_lease(session)
+        self._book.write(entry, session)
+
+    async def _take_live(self, entry: Entry, lease: Lease) -> None:
+        new = not knows_turn(entry.session, lease)
+        session = with_turn(entry.session, lease, max_turns=self._config.max_turns)
+        if lease.fencing_token < entry.token:
+            self._book.write(entry, session)
+            return
+        entry.token = lease.fencing_token
+        if not new and session.state is SessionState.ENDED:
+            # Its release is under way; the lease's end is still to be told.
+            self._book.write(entry, session)
+            return
+        self._book.write(entry, retained(session, lease), used=new)
+        if new and session.hints.final_turn:
+            try:
+                await self._release(entry)
+            except KvplaneError as error:
+                # The lease lapses by itself soon: nobody claims it.
+                _LOG.warning("%s was not released: %s", lease.name, error.message)
+            self._finish(entry)
+        elif new:
+            await self._try_claim(entry)
+
+    def _lose(self, lease: str) -> None:
+        entry = self._book.holder_of(lease)
+        if entry is not None:
+            self._book.write(entry, without_lease(entry.session))
+
+    # -- Hints -------------------------------------------------------------------------------
+
+    def _set_hints(self, entry: Entry, hints: SessionHints) -> None:
+        if hints.keep_for < 0:
+            raise InvalidRequest("keep_for must not be negative", field="hints.keep_for")
+        if hints.keep_for > 0:
+            granted = self._config.clamp_keep(hints.keep_for)
+            hints = replace(hints, keep_for=granted)
+            self._keeper.keep(entry, granted)
+        self._book.write(entry, replace(entry.session, hints=hints), used=True)
+
+    def _finish(self, entry: Entry) -> None:
+        session = without_lease(replace(entry.session, state=SessionState.ENDED))
+        self._book.write(entry, replace(session, hints=SessionHints()), used=True)
+
+    async def _release(self, entry: Entry) -> None:
+        await self._keeper.drop(entry)
+        if entry.session.lease:
+            await self._control.release(entry.session.lease, entry.token)
+
+    async def _try_claim(self, entry: Entry) -> None:
+        try:
+            await self._keeper.claim(entry)
+        except KvplaneError as error:
+            # Claimed again at the next interval, well within the lease's TTL.
+            _LOG.warning("%s was not claimed: %s", entry.session.lease, error.message)
+
+    def _entry(self, key: SessionKey) -> Entry:
+        entry = self._book.find(key)
+        if entry is None:
+            raise NotFound(
+                f"there is no {key.name}: it is created by its first turn, or by CreateSession",
+                session=key.name,
+            )
+        return entry
+
+
+def _check_etag(entry: Entry, etag: str) -> None:
+    if etag and etag != etag_of(entry.session):
+        raise Conflict(
+            f"{entry.session.name} was changed since its etag was read: read it again and retry",
+            session=entry.session.name,
+        )
