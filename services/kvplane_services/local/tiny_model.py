@@ -18,6 +18,9 @@ from typing import Any
 VOCABULARY_SIZE = 384
 SEED = 20260101
 INITIALIZER_RANGE = 0.12
+# Norms of queries and keys. At 1 attention over a long prompt averages everything away: replies
+# fall into a loop and do not show that one token of the history was another.
+ATTENTION_SHARPNESS = 3.0
 MAX_TOKENS = 16_384
 
 _FINGERPRINT = "kvplane-model.sha256"
@@ -149,12 +152,12 @@ def is_complete(folder: Path, seed: int = SEED) -> bool:
 
 def fingerprint(seed: int) -> str:
     """Names a model by all that it is made from."""
-    made_from = json.dumps([CONFIG, CHAT_TEMPLATE, tokenizer_json(), seed])
+    made_from = json.dumps([CONFIG, ATTENTION_SHARPNESS, CHAT_TEMPLATE, tokenizer_json(), seed])
     return hashlib.sha256(made_from.encode()).hexdigest()
 
 
 def weight_shapes() -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all weights; one-dimensional ones are norms and start at 1."""
+    """Names and shapes of all weights; one-dimensional ones are norms, constant."""
     hidden, middle = CONFIG["hidden_size"], CONFIG["intermediate_size"]
     head, vocab = CONFIG["head_dim"], CONFIG["vocab_size"]
     queries, keys = CONFIG["num_attention_heads"] * head, CONFIG["num_key_value_heads"] * head
@@ -185,7 +188,7 @@ def _write_weights(path: Path, seed: int) -> None:
 
     random = np.random.default_rng(seed)
     weights = {
-        name: np.ones(shape, np.float32)
+        name: np.full(shape, ATTENTION_SHARPNESS if "self_attn" in name else 1.0, np.float32)
         if len(shape) == 1
         else (random.standard_normal(shape, np.float32) * np.float32(INITIALIZER_RANGE))
         for name, shape in weight_shapes().items()

@@ -80,6 +80,8 @@ def environment(options: EngineOptions, import_paths: tuple[Path, ...] = ()) -> 
     if import_paths:
         kept["PYTHONPATH"] = os.pathsep.join(map(str, import_paths))
     return kept | {
+        # Not the folder that we happen to run in: a name in it could stand before a library.
+        "PYTHONSAFEPATH": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
