@@ -33,6 +33,7 @@ from kvplane_services.settings_sections import (
     ProberSection,
     RegistrationSection,
     RouterSection,
+    SimSection,
 )
 
 _PREFIX = "KVPLANE_"
@@ -97,12 +98,19 @@ class PlaneSettings(LeasesSettings):
     gateway: GatewaySection = GatewaySection()
 
 
+class SimEngineSettings(ProcessSettings):
+    """Settings of `kvplane sim-engine`."""
+
+    sim: SimSection = SimSection()
+
+
 PROCESSES: Mapping[str, type[ProcessSettings]] = {
     "up": PlaneSettings,
     "leases": LeasesSettings,
     "registry": RegistrySettings,
     "router": RouterSettings,
     "gateway": GatewaySettings,
+    "sim-engine": SimEngineSettings,
 }
 
 

@@ -1,0 +1,324 @@
+"""OpenAI requests as vLLM takes them, and answers in the shape that vLLM gives them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvplane.digest import context_of
+from kvplane_services.errors import InvalidRequest
+from kvplane_services.sim.request import FinishReason, Sampling
+from kvplane_services.sim.tokenizer import VOCABULARY, encode, encode_chat
+
+_DEFAULT_COMPLETION_TOKENS = 16
+
+
+class BadRequest(Exception):
+    """What a client must change; `status`, `kind` and `param` as vLLM has them."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "BadRequestError",
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.status,
+            }
+        }
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options`."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class _Common(msgspec.Struct, kw_only=True):
+    """What both endpoints take; other fields are accepted and have no effect."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    n: int | None = 1
+    stop: str | list[str] | None = None
+    ignore_eos: bool = False
+    cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class ChatBody(_Common, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    logprobs: bool | None = False
+
+
+class CompletionBody(_Common, kw_only=True):
+    """Body of POST /v1/completions."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool | None = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A request that the engine can take."""
+
+    prompt: list[int]
+    context: bytes
+    sampling: Sampling
+    params: Mapping[str, Any] | None
+    model: str
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+
+
+def require_json(content_type: str) -> None:
+    """Refuses bodies that are not declared as JSON, as vLLM does.
+
+    Raises:
+        BadRequest: It is another type.
+
+    """
+    if content_type != "application/json":
+        raise BadRequest(
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
+            kind="Bad Request",
+        )
+
+
+def parse(
+    raw: bytes, kind: type[ChatBody] | type[CompletionBody], *, model: str, max_model_len: int
+) -> Parsed:
+    """Reads the body of a request.
+
+    Raises:
+        BadRequest: It cannot be served; the message says why.
+
+    """
+    try:
+        body = msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"1 validation error:\n  {error}", kind="Bad Request") from error
+    if body.model not in (None, "", model):
+        raise BadRequest(
+            f"The model `{body.model}` does not exist. Valid aliases: {model}.",
+            status=404,
+            kind="NotFoundError",
+            param="model",
+        )
+    _refuse_unsupported(body)
+    prompt = _prompt(body)
+    limit = body.max_tokens
+    if isinstance(body, ChatBody):
+        limit = body.max_completion_tokens if body.max_completion_tokens is not None else limit
+    elif limit is None:
+        limit = _DEFAULT_COMPLETION_TOKENS
+    _check_length(len(prompt), limit, max_model_len)
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    options = body.stream_options or StreamOptions()
+    return Parsed(
+        prompt=prompt,
+        context=context_of(cache_salt=body.cache_salt or ""),
+        sampling=Sampling(
+            max_tokens=max_model_len - len(prompt) if limit is None else limit,
+            min_tokens=body.min_tokens,
+            ignore_eos=body.ignore_eos,
+            stop=tuple(filter(None, stop)),
+        ),
+        params=body.kv_transfer_params,
+        model=model,
+        stream=bool(body.stream),
+        include_usage=options.include_usage,
+        continuous_usage=options.continuous_usage_stats,
+    )
+
+
+def _refuse_unsupported(body: ChatBody | CompletionBody) -> None:
+    if body.n not in (None, 1):
+        raise BadRequest("The simulated engine gives one choice: leave n out", param="n")
+    if body.logprobs not in (None, False):
+        raise BadRequest("The simulated engine has no logprobs: leave them out", param="logprobs")
+    if isinstance(body, CompletionBody) and body.echo:
+        raise BadRequest("The simulated engine does not echo: leave echo out", param="echo")
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest(
+            "Stream options can only be defined when `stream=True`.", param="stream_options"
+        )
+
+
+def _prompt(body: ChatBody | CompletionBody) -> list[int]:
+    if isinstance(body, ChatBody):
+        if not body.messages:
+            raise BadRequest("messages must not be empty", param="messages")
+        try:
+            return encode_chat(body.messages, tools=body.tools or ())
+        except InvalidRequest as error:
+            raise BadRequest(error.message, param="messages") from error
+    prompt: Any = body.prompt
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        if len(prompt) != 1:
+            raise BadRequest("The simulated engine takes one prompt a request", param="prompt")
+        prompt = prompt[0]
+    tokens = encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if not tokens:
+        raise BadRequest("The decoder prompt cannot be empty", param="prompt")
+    if not all(0 <= token < VOCABULARY for token in tokens):
+        raise BadRequest(f"Token ids must be below {VOCABULARY}", param="prompt")
+    return tokens
+
+
+def _check_length(prompt: int, limit: int | None, max_model_len: int) -> None:
+    if limit is not None and limit < 1:
+        raise BadRequest(f"max_tokens must be at least 1, got {limit}.", param="max_tokens")
+    if prompt >= max_model_len:
+        raise BadRequest(
+            f"This model's maximum context length is {max_model_len} tokens. However, your "
+            f"prompt contains {prompt} input tokens, which exceeds this limit even without any "
+            "output tokens. Please reduce the length of the input prompt.",
+            param="input_tokens",
+        )
+    if limit is not None and prompt + limit > max_model_len:
+        raise BadRequest(
+            f"This model's maximum context length is {max_model_len} tokens. However, you "
+            f"requested {limit} output tokens and your prompt contains {prompt} input tokens, "
+            f"for a total of {prompt + limit} tokens. Please reduce the length of the input "
+            "prompt or the number of requested output tokens.",
+            param="max_tokens",
+        )
+
+
+class Answer:
+    """Builds the JSON of one request's answer, whole or in chunks.
+
+    Args:
+        chat: Which endpoint.
+        request_id: The answer's id.
+        model: The model's name.
+        created: Seconds since 1970.
+
+    """
+
+    def __init__(self, *, chat: bool, request_id: str, model: str, created: int) -> None:
+        self._chat = chat
+        self._head = {"id": request_id, "created": created, "model": model}
+
+    def whole(
+        self,
+        text: str,
+        *,
+        finish_reason: FinishReason,
+        stop_reason: str | None,
+        usage: Mapping[str, Any],
+        params: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """The answer that does not stream."""
+        choice: dict[str, Any] = {"index": 0}
+        if self._chat:
+            choice["message"] = {
+                "role": "assistant",
+                "content": text,
+                "refusal": None,
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
+                "reasoning": None,
+            }
+        else:
+            choice["text"] = text
+        choice |= {
+            "logprobs": None,
+            "finish_reason": finish_reason.value,
+            "stop_reason": stop_reason,
+            "token_ids": None,
+        }
+        return {
+            **self._head,
+            "object": "chat.completion" if self._chat else "text_completion",
+            "choices": [choice],
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": usage,
+            "prompt_logprobs": None,
+            "kv_transfer_params": params,
+        }
+
+    def opening(self) -> dict[str, Any] | None:
+        """The first chunk of a stream, which names the role; None for plain completions."""
+        if not self._chat:
+            return None
+        delta = {"role": "assistant", "content": ""}
+        return self._chunk([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
+
+    def chunk(
+        self, text: str, *, finish_reason: FinishReason | None, stop_reason: str | None
+    ) -> dict[str, Any]:
+        """A chunk of a stream."""
+        choice: dict[str, Any] = {"index": 0}
+        if self._chat:
+            choice["delta"] = {"content": text}
+        else:
+            choice["text"] = text
+        choice["logprobs"] = None
+        choice["finish_reason"] = finish_reason.value if finish_reason else None
+        if finish_reason or not self._chat:
+            choice["stop_reason"] = stop_reason
+        choice["token_ids"] = None
+        return self._chunk([choice])
+
+    def usage_chunk(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """The last chunk of a stream that asked for its usage."""
+        return {**self._chunk([]), "usage": usage}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._head, "object": kind, "choices": choices}
+
+
+def usage(*, prompt: int, completion: int, cached: int | None) -> dict[str, Any]:
+    """`usage`; with `cached`, its details as vLLM prints them if told to."""
+    value: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+    }
+    if cached is not None:
+        value["prompt_tokens_details"] = {"cached_tokens": cached}
+    return value
+
+
+def models(model: str, *, max_model_len: int, created: int) -> dict[str, Any]:
+    """The answer of GET /v1/models."""
+    card = {
+        "id": model,
+        "object": "model",
+        "created": created,
+        "owned_by": "kvplane-sim",
+        "root": model,
+        "parent": None,
+        "max_model_len": max_model_len,
+    }
+    return {"object": "list", "data": [card]}
