@@ -1,0 +1,459 @@
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from kvplane_services.engine.model import ConnectorKind, Engine, EngineState, Role
+from kvplane_services.errors import (
+    InvalidRequest,
+    NotFound,
+    Saturated,
+    StrategyImpossible,
+    Unavailable,
+)
+from kvplane_services.lease.model import EndReason
+from kvplane_services.router.config import RouterConfig
+from kvplane_services.router.model import (
+    Decision,
+    DecisionReason,
+    LegKind,
+    LegReport,
+    RouteOutcome,
+    Strategy,
+    Subject,
+)
+from tests.unit.router.fleet import (
+    HANDLE,
+    Fleet,
+    decode,
+    engine,
+    key,
+    lease,
+    prefill,
+    subject,
+)
+
+
+def params_of(leg: bytes) -> dict[str, object]:
+    params = json.loads(leg)
+    assert isinstance(params, dict)
+    return params
+
+
+def done(decision: Decision, outcome: RouteOutcome = RouteOutcome.SUCCEEDED) -> LegReport:
+    return LegReport(decision_id=decision.decision_id, leg=LegKind.DECODE, outcome=outcome)
+
+
+async def test_first_turn_recomputes() -> None:
+    """A session without a retention gets a prefill leg that reads nothing."""
+    fleet = Fleet(prefill(), decode())
+    decision = await fleet.router.decide(subject())
+    assert (decision.strategy, decision.reason) == (Strategy.RECOMPUTE, DecisionReason.NO_LEASE)
+    assert decision.prefill is not None
+    assert params_of(decision.prefill.kv_transfer_params) == {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+    assert params_of(decision.decode.kv_transfer_params) == {
+        "kvplane": {
+            "session": ["t", "m", "", "s"],
+            "decision_id": decision.decision_id,
+            "message_digest": "",
+        }
+    }
+    assert (decision.lease, decision.waited) == ("", 0.0)
+
+
+async def test_held_session_is_pulled() -> None:
+    """A live lease gives PULL: the prefill leg carries its handle, unchanged but for the flags."""
+    fleet = Fleet(prefill(), decode("d"), decode("e"))
+    held = fleet.grant(lease(engine_id="e", token=7))
+    decision = await fleet.router.decide(subject())
+    assert (decision.strategy, decision.reason) == (Strategy.PULL, DecisionReason.LEASE_LIVE)
+    assert decision.prefill is not None
+    assert params_of(decision.prefill.kv_transfer_params) == HANDLE | {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+    }
+    assert decision.decode.engine == "engines/e"
+    assert (decision.lease, decision.fencing_token) == (held.name, 7)
+    assert decision.held_tokens == 1000
+    assert fleet.claims.held == [f"{held.name}@7"]
+
+
+async def test_draining_holder_is_read_but_gets_no_turn() -> None:
+    """P pulls from a draining engine while another engine decodes."""
+    fleet = Fleet(prefill(), decode("d", state=EngineState.DRAINING), decode("e"))
+    fleet.grant(lease(engine_id="d"))
+    decision = await fleet.router.decide(subject())
+    assert decision.strategy is Strategy.PULL
+    assert decision.decode.engine == "engines/e"
+
+
+@pytest.mark.parametrize(
+    ("holder", "words"),
+    [
+        (decode("d", state=EngineState.LOST), "is lost"),
+        (decode("d", epoch=2), "restarted since"),
+        (None, "is not known"),
+    ],
+)
+async def test_unreadable_holder_means_recompute(holder: Engine | None, words: str) -> None:
+    """A retention on an engine that is lost, restarted or unknown is not handed out."""
+    fleet = Fleet(prefill(), decode("e"))
+    if holder is not None:
+        fleet.put(holder)
+    fleet.grant(lease(engine_id="d"))
+    decision = await fleet.router.decide(subject())
+    assert decision.strategy is Strategy.RECOMPUTE
+    assert decision.reason is DecisionReason.HOLDER_UNAVAILABLE
+    assert words in decision.details
+
+
+async def test_excluded_holder_is_not_read() -> None:
+    """An engine that the caller leaves out neither decodes nor is read."""
+    fleet = Fleet(prefill(), decode("d"), decode("e"))
+    fleet.grant(lease(engine_id="d"))
+    decision = await fleet.router.decide(subject(), excluded={"engines/d"})
+    assert decision.decode.engine == "engines/e"
+    assert decision.reason is DecisionReason.HOLDER_UNAVAILABLE
+
+
+async def test_short_history_is_recomputed() -> None:
+    """A retention below min_pull_tokens is not worth a transfer; at the limit it is."""
+    fleet = Fleet(prefill(), decode())
+    fleet.grant(lease(tokens=63))
+    decision = await fleet.router.decide(subject())
+    assert decision.reason is DecisionReason.HISTORY_TOO_SHORT
+    fleet.grant(lease(tokens=64))
+    assert (await fleet.router.decide(subject())).strategy is Strategy.PULL
+
+
+async def test_broken_handle_is_not_sent() -> None:
+    """A handle that is no JSON object is never handed out."""
+    fleet = Fleet(prefill(), decode())
+    fleet.grant(lease(handle=b"[]"))
+    decision = await fleet.router.decide(subject())
+    assert decision.reason is DecisionReason.HOLDER_UNAVAILABLE
+
+
+async def test_ended_lease_says_why() -> None:
+    """After the end of a lease the decision names its reason."""
+    fleet = Fleet(prefill(), decode())
+    fleet.end(fleet.grant(lease()), EndReason.RECLAIMED)
+    decision = await fleet.router.decide(subject())
+    assert decision.reason is DecisionReason.LEASE_ENDED
+    assert "reclaimed" in decision.details
+
+
+async def test_stock_engines_recompute() -> None:
+    """Engines with the stock connector are offered neither PULL nor LOCAL."""
+    stock = ConnectorKind.STOCK
+    fleet = Fleet(prefill(connector=stock), decode(connector=stock))
+    fleet.grant(lease())
+    decision = await fleet.router.decide(subject())
+    assert decision.strategy is Strategy.RECOMPUTE
+    assert decision.reason is DecisionReason.STOCK_CONNECTOR
+    for forced in (Strategy.PULL, Strategy.LOCAL):
+        with pytest.raises(StrategyImpossible, match="stock connector"):
+            await fleet.router.decide(subject(), forced=forced)
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.BOTH])
+async def test_without_prefill_engine_decode_serves_alone(role: Role) -> None:
+    """Where no prefill engine serves the model, one engine does all, and retains."""
+    fleet = Fleet(engine("d", role))
+    decision = await fleet.router.decide(subject())
+    assert decision.strategy is Strategy.LOCAL
+    assert decision.reason is DecisionReason.NO_PREFILL_ENGINE
+    assert decision.prefill is None
+    params = params_of(decision.decode.kv_transfer_params)
+    assert (params["do_remote_decode"], params["do_remote_prefill"]) == (False, False)
+    assert "kvplane" in params
+
+
+async def test_forced_strategies() -> None:
+    """A forced strategy is carried out, or refused with what is in its way."""
+    fleet = Fleet(prefill(), decode())
+    with pytest.raises(StrategyImpossible, match="no retention"):
+        await fleet.router.decide(subject(), forced=Strategy.PULL)
+    fleet.grant(lease())
+    local = await fleet.router.decide(subject(), forced=Strategy.LOCAL)
+    assert (local.strategy, local.prefill) == (Strategy.LOCAL, None)
+    assert local.lease == "leases/l1"
+    again = await fleet.router.decide(subject(), forced=Strategy.RECOMPUTE)
+    assert (again.strategy, again.reason) == (Strategy.RECOMPUTE, DecisionReason.FORCED)
+    assert again.lease == ""
+
+
+async def test_load_spreads_and_is_released_once() -> None:
+    """Decisions count until each leg is reported, and a leg is released exactly once."""
+    fleet = Fleet(prefill("p"), prefill("q"), decode("d"), decode("e"))
+    first = await fleet.router.decide(subject("a"))
+    second = await fleet.router.decide(subject("b"))
+    assert first.prefill is not None
+    assert second.prefill is not None
+    assert {first.prefill.engine, second.prefill.engine} == {"engines/p", "engines/q"}
+    assert {first.decode.engine, second.decode.engine} == {"engines/d", "engines/e"}
+    report = LegReport(
+        decision_id=first.decision_id, leg=LegKind.PREFILL, outcome=RouteOutcome.SUCCEEDED
+    )
+    await fleet.router.report(report)
+    await fleet.router.report(report)
+    assert fleet.in_flight.count(first.prefill.engine, LegKind.PREFILL) == 0
+    assert fleet.in_flight.count(first.decode.engine, LegKind.DECODE) == 1
+    await fleet.router.report(done(first))
+    await fleet.router.report(done(first))
+    assert fleet.in_flight.count(first.decode.engine, LegKind.DECODE) == 0
+    assert fleet.in_flight.count(second.decode.engine, LegKind.DECODE) == 1
+
+
+async def test_end_of_turn_drops_the_claim() -> None:
+    """The lease of a turn in flight is claimed until its decode leg is reported."""
+    fleet = Fleet(prefill(), decode())
+    fleet.grant(lease())
+    decision = await fleet.router.decide(subject())
+    await fleet.router.report(
+        LegReport(
+            decision_id=decision.decision_id,
+            leg=LegKind.PREFILL,
+            outcome=RouteOutcome.SUCCEEDED,
+        )
+    )
+    assert fleet.claims.dropped == []
+    await fleet.router.report(done(decision, RouteOutcome.CANCELLED))
+    assert fleet.claims.dropped == ["leases/l1"]
+
+
+async def test_repeated_request_gets_the_first_answer() -> None:
+    """A request id makes a retry return the first decision and count once."""
+    fleet = Fleet(prefill(), decode())
+    first = await fleet.router.decide(subject(), request_id="r1")
+    again = await fleet.router.decide(subject(), request_id="r1")
+    assert again == first
+    assert len(fleet.in_flight) == 1
+    assert (await fleet.router.decide(subject(), request_id="r2")) != first
+
+
+async def test_failed_request_id_is_decided_anew() -> None:
+    """A request that failed is not remembered."""
+    fleet = Fleet(prefill())
+    with pytest.raises(Unavailable):
+        await fleet.router.decide(subject(), request_id="r1")
+    fleet.put(decode())
+    assert await fleet.router.decide(subject(), request_id="r1")
+
+
+async def test_unreported_turn_is_dropped_after_its_ttl() -> None:
+    """A turn that nobody reports counts until decision_ttl, and its claim is dropped then."""
+    fleet = Fleet(prefill(), decode(), config=RouterConfig(decision_ttl=60))
+    fleet.grant(lease())
+    await fleet.router.decide(subject())
+    await fleet.clock.advance(59)
+    await fleet.router.decide(subject("other"))
+    assert len(fleet.in_flight) == 2
+    await fleet.clock.advance(1)
+    await fleet.router.decide(subject("third"))
+    assert len(fleet.in_flight) == 2
+    assert fleet.claims.dropped == ["leases/l1"]
+
+
+async def test_too_many_turns_are_refused() -> None:
+    """Beyond max_in_flight turns are refused as saturated, with a time to retry."""
+    fleet = Fleet(prefill(), decode(), config=RouterConfig(max_in_flight=1))
+    decision = await fleet.router.decide(subject())
+    with pytest.raises(Saturated) as refused:
+        await fleet.router.decide(subject("other"))
+    assert refused.value.retry_after > 0
+    await fleet.router.report(done(decision))
+    assert await fleet.router.decide(subject("other"))
+
+
+async def test_unknown_model_lists_the_known() -> None:
+    """A model that no engine ever served is NotFound, and the message says which are."""
+    fleet = Fleet(prefill(), decode())
+    with pytest.raises(NotFound, match="served: m"):
+        await fleet.router.decide(subject(model="nope"))
+
+
+async def test_no_engine_now_says_why_for_each() -> None:
+    """Engines that exist but cannot take the turn are named with their reasons."""
+    fleet = Fleet(
+        prefill(), decode("d", state=EngineState.DRAINING), decode("e", state=EngineState.LOST)
+    )
+    with pytest.raises(Unavailable) as refused:
+        await fleet.router.decide(subject())
+    assert "engines/d: draining" in refused.value.message
+    assert "engines/e: lost" in refused.value.message
+    assert refused.value.retry_after == 1.0
+    for gone in ("d", "e"):
+        fleet.remove(gone)
+    with pytest.raises(Unavailable, match="at the moment"):
+        await fleet.router.decide(subject())
+
+
+async def test_mismatched_pair_is_not_formed() -> None:
+    """A prefill engine with another block size does not serve with this decode engine."""
+    fleet = Fleet(prefill("p", block_size=32), prefill("q"), decode())
+    for _ in range(3):
+        decision = await fleet.router.decide(subject())
+        assert decision.prefill is not None
+        assert decision.prefill.engine == "engines/q"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Subject(session_key=key(model="")),
+        Subject(session_key=key(tenant="")),
+        Subject(session_key=key("x" * 600)),
+    ],
+)
+async def test_malformed_subject(bad: Subject) -> None:
+    """A subject without tenant or model, or with too long a part, is refused by its field."""
+    with pytest.raises(InvalidRequest) as refused:
+        await Fleet(prefill(), decode()).router.decide(bad)
+    assert refused.value.field.startswith("session_key.")
+
+
+async def test_data_parallel_rank_is_asked_for() -> None:
+    """The rank is set only where the endpoint serves several."""
+    fleet = Fleet(prefill(), replace(decode(), data_parallel_rank=1, data_parallel_size=2))
+    decision = await fleet.router.decide(subject())
+    assert decision.decode.data_parallel_rank == 1
+    assert decision.prefill is not None
+    assert decision.prefill.data_parallel_rank is None
+
+
+class TestWaitForRetention:
+    async def test_overtaking_turn_waits_and_pulls(self) -> None:
+        """A turn that comes before the report of the last one's retention waits for it."""
+        fleet = Fleet(prefill(), decode())
+        first = await fleet.router.decide(subject())
+        await fleet.router.report(done(first))
+        async with asyncio.TaskGroup() as tasks:
+            second = tasks.create_task(fleet.router.decide(subject()))
+            await fleet.clock.wait_for_sleepers()
+            await fleet.clock.advance(0.01)
+            fleet.grant(lease(decision_id=first.decision_id))
+        assert second.result().strategy is Strategy.PULL
+        assert second.result().waited == pytest.approx(0.01)
+
+    async def test_wait_is_bounded_and_paid_once(self) -> None:
+        """A retention that never comes costs retention_wait, once."""
+        fleet = Fleet(prefill(), decode())
+        await fleet.router.report(done(await fleet.router.decide(subject())))
+        async with asyncio.TaskGroup() as tasks:
+            second = tasks.create_task(fleet.router.decide(subject()))
+            await fleet.clock.wait_for_sleepers()
+            await fleet.clock.advance(0.025)
+        assert second.result().strategy is Strategy.RECOMPUTE
+        assert second.result().waited == pytest.approx(0.025)
+        assert (await fleet.router.decide(subject())).waited == 0.0
+
+    @pytest.mark.parametrize(
+        ("kind", "outcome"),
+        [
+            (ConnectorKind.STOCK, RouteOutcome.SUCCEEDED),
+            (ConnectorKind.KVPLANE, RouteOutcome.FAILED),
+            (ConnectorKind.KVPLANE, RouteOutcome.CANCELLED),
+        ],
+    )
+    async def test_nothing_expected(self, kind: ConnectorKind, outcome: RouteOutcome) -> None:
+        """After a failed turn, or on a stock engine, nothing is waited for."""
+        fleet = Fleet(prefill(connector=kind), decode(connector=kind))
+        await fleet.router.report(done(await fleet.router.decide(subject()), outcome))
+        assert (await fleet.router.decide(subject())).waited == 0.0
+
+    async def test_report_before_the_turn_is_not_waited_for(self) -> None:
+        """A retention that was reported already is used at once."""
+        fleet = Fleet(prefill(), decode())
+        first = await fleet.router.decide(subject())
+        fleet.grant(lease(decision_id=first.decision_id))
+        await fleet.router.report(done(first))
+        second = await fleet.router.decide(subject())
+        assert (second.strategy, second.waited) == (Strategy.PULL, 0.0)
+
+    async def test_old_turn_is_not_waited_for(self) -> None:
+        """A second after its end a turn's retention is not expected any more."""
+        fleet = Fleet(prefill(), decode())
+        await fleet.router.report(done(await fleet.router.decide(subject())))
+        await fleet.clock.advance(1.0)
+        assert (await fleet.router.decide(subject())).waited == 0.0
+
+
+class TestUnnamedSessions:
+    async def test_next_turn_is_recognised_by_its_prefix(self) -> None:
+        """The session of the longest known message prefix goes on."""
+        fleet = Fleet(prefill(), decode())
+        first = await fleet.router.decide(subject("", b"1"))
+        assert first.session_key.session_id.startswith("auto-")
+        fleet.grant(
+            lease(
+                first.session_key.session_id,
+                decision_id=first.decision_id,
+                message_digest=b"1",
+            )
+        )
+        await fleet.router.report(done(first))
+        second = await fleet.router.decide(subject("", b"1", b"2", b"3"))
+        assert second.session_key == first.session_key
+        assert second.strategy is Strategy.PULL
+        mark = json.loads(second.decode.kv_transfer_params)["kvplane"]
+        assert mark["message_digest"] == b"3".hex()
+
+    async def test_longest_prefix_wins(self) -> None:
+        """Of two known prefixes the longer one names the session."""
+        fleet = Fleet(prefill(), decode())
+        fleet.grant(lease("short", lease_id="a", message_digest=b"1"))
+        fleet.grant(lease("long", lease_id="b", message_digest=b"2"))
+        decision = await fleet.router.decide(subject("", b"1", b"2", b"3"))
+        assert decision.session_key.session_id == "long"
+
+    async def test_retry_is_the_same_session(self) -> None:
+        """The same messages again, after the first attempt ended, are the same session."""
+        fleet = Fleet(prefill(), decode())
+        first = await fleet.router.decide(subject("", b"1"))
+        await fleet.router.report(done(first, RouteOutcome.FAILED))
+        again = await fleet.router.decide(subject("", b"1"))
+        assert again.session_key == first.session_key
+
+    async def test_fork_reads_and_leaves_its_own(self) -> None:
+        """A second turn on messages in flight reads the same lease under a new session."""
+        fleet = Fleet(prefill(), decode())
+        fleet.grant(lease("auto-x", message_digest=b"1"))
+        one = await fleet.router.decide(subject("", b"1", b"2"))
+        two = await fleet.router.decide(subject("", b"1", b"2"))
+        assert one.session_key.session_id == "auto-x"
+        assert two.session_key != one.session_key
+        assert one.lease == two.lease == "leases/l1"
+
+    async def test_ended_lease_still_names_the_session(self) -> None:
+        """A session whose lease ended is recognised, and says why it recomputes."""
+        fleet = Fleet(prefill(), decode())
+        fleet.end(fleet.grant(lease("auto-x", message_digest=b"1")), EndReason.EXPIRED)
+        decision = await fleet.router.decide(subject("", b"1", b"2"))
+        assert decision.session_key.session_id == "auto-x"
+        assert decision.reason is DecisionReason.LEASE_ENDED
+
+    async def test_other_tenants_and_models_are_apart(self) -> None:
+        """Digests of another tenant or model recognise nothing."""
+        fleet = Fleet(prefill(), decode())
+        fleet.grant(lease("auto-x", message_digest=b"1"))
+        other = Subject(session_key=key("", tenant="u"), message_digests=(b"1", b"2"))
+        decision = await fleet.router.decide(other)
+        assert decision.session_key.session_id != "auto-x"
+        assert decision.strategy is Strategy.RECOMPUTE
+
+    async def test_named_session_is_not_looked_up(self) -> None:
+        """A client's own session id wins over its messages."""
+        fleet = Fleet(prefill(), decode())
+        fleet.grant(lease("auto-x", message_digest=b"1"))
+        decision = await fleet.router.decide(subject("mine", b"1", b"2"))
+        assert decision.session_key.session_id == "mine"
+        assert decision.strategy is Strategy.RECOMPUTE

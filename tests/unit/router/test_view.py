@@ -1,0 +1,137 @@
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from kvplane_services.engine.model import Engine, EngineState
+from kvplane_services.lease.model import EndReason, Lease, LeaseState
+from kvplane_services.store.ports import Event, Removed, Reset, Synced, Upserted
+from tests.unit.router.fleet import Fleet, decode, key, lease, prefill
+
+
+async def test_newest_grant_of_a_session_is_live() -> None:
+    """Where two grants overlap, the larger fencing token counts, whatever came first."""
+    fleet = Fleet()
+    newer = fleet.grant(lease(lease_id="b", token=2))
+    older = fleet.grant(lease(lease_id="a", token=1))
+    assert fleet.view.live_lease(key()) == newer
+    fleet.end(newer, EndReason.RECLAIMED)
+    assert fleet.view.live_lease(key()) == older
+    fleet.end(older, EndReason.SUPERSEDED)
+    assert fleet.view.live_lease(key()) is None
+    ended = fleet.view.ended_lease(key())
+    assert ended is not None
+    assert (ended.lease, ended.how) == (newer.name, "ended: reclaimed")
+
+
+async def test_refreshed_handle_replaces_the_old_one() -> None:
+    """A lease that comes again with another handle is given out with that one."""
+    fleet = Fleet()
+    fleet.grant(lease())
+    fresh = fleet.grant(lease(handle=b'{"fresh": true}'))
+    assert fleet.view.live_lease(key()) == fresh
+
+
+async def test_releasing_lease_is_not_live() -> None:
+    """Handles of a lease that is being released are no longer given out."""
+    fleet = Fleet()
+    fleet.grant(replace(fleet.grant(lease()), state=LeaseState.RELEASING))
+    assert fleet.view.live_lease(key()) is None
+    ended = fleet.view.ended_lease(key())
+    assert ended is not None
+    assert ended.how == "is being released"
+
+
+async def test_forgetting_an_ended_lease_keeps_its_reason() -> None:
+    """When the manager forgets an ended lease, the reason stays known here."""
+    fleet = Fleet()
+    one = fleet.grant(lease())
+    fleet.end(one, EndReason.EXPIRED)
+    fleet.view.apply_lease(Removed(one.lease_id, 2))
+    ended = fleet.view.ended_lease(key())
+    assert ended is not None
+    assert ended.how == "ended: expired"
+
+
+async def test_restarted_source_is_given_time() -> None:
+    """What a restarted plane does not name is kept for restart_grace, then dropped."""
+    fleet = Fleet(prefill(), decode())
+    fleet.grant(lease())
+    for event in (Reset(), Synced(5)):
+        fleet.view.apply_engine(event)
+        fleet.view.apply_lease(event)
+    await fleet.clock.advance(fleet.config.restart_grace - 1)
+    fleet.put(prefill())
+    fleet.view.lapse()
+    assert fleet.view.live_lease(key()) is not None
+    assert fleet.view.engine("engines/d") is not None
+    await fleet.clock.advance(1)
+    fleet.view.lapse()
+    assert fleet.view.live_lease(key()) is None
+    ended = fleet.view.ended_lease(key())
+    assert ended is not None
+    assert "no longer known" in ended.how
+    assert fleet.view.engine("engines/d") is None
+    assert fleet.view.engine("engines/p") is not None
+    assert [one.engine_id for one in fleet.view.serving("m")] == ["p"]
+
+
+async def test_named_again_after_a_reset_stays() -> None:
+    """What the source names between Reset and Synced is not doubted."""
+    fleet = Fleet(decode())
+    one = fleet.grant(lease())
+    fleet.view.apply_lease(Reset())
+    fleet.grant(one)
+    fleet.view.apply_lease(Synced(5))
+    await fleet.clock.advance(1000)
+    fleet.view.lapse()
+    assert fleet.view.live_lease(key()) == one
+
+
+async def test_removed_while_starting_over_is_gone_at_once() -> None:
+    """A removal is believed at any time."""
+    fleet = Fleet(decode())
+    fleet.view.apply_engine(Reset())
+    fleet.remove("d")
+    fleet.view.apply_engine(Synced(5))
+    assert fleet.view.engine("engines/d") is None
+    await fleet.clock.advance(1000)
+    fleet.view.lapse()
+
+
+async def test_models_of_lost_engines_are_known_but_not_served() -> None:
+    """A model whose engines are lost or gone is no longer listed, and not forgotten."""
+    fleet = Fleet(decode("d", models=("b", "a")))
+    assert fleet.view.served_models() == ("a", "b")
+    fleet.put(decode("d", models=("b", "a"), state=EngineState.LOST))
+    assert fleet.view.served_models() == ()
+    fleet.remove("d")
+    assert fleet.view.ever_served("a")
+    assert not fleet.view.ever_served("c")
+
+
+async def test_ended_leases_are_remembered_in_bounds() -> None:
+    """The oldest ended lease is forgotten first."""
+    fleet = Fleet()
+    fleet.view._ended._limit = 2
+    for number in range(3):
+        one = lease(f"s{number}", lease_id=f"l{number}")
+        fleet.end(fleet.grant(one), EndReason.EXPIRED)
+    assert fleet.view.ended_lease(key("s0")) is None
+    assert fleet.view.ended_lease(key("s2")) is not None
+
+
+async def test_view_follows_both_feeds() -> None:
+    """Running the view takes in what the feeds send."""
+    fleet = Fleet()
+
+    async def engines() -> AsyncIterator[Event[Engine]]:
+        yield Upserted("d", decode(), 1)
+        yield Synced(1)
+
+    async def leases() -> AsyncIterator[Event[Lease]]:
+        yield Upserted("l1", lease(), 1)
+        yield Synced(1)
+
+    await fleet.view.run(engines=engines, leases=leases)
+    assert fleet.view.synced
+    assert fleet.view.engine("engines/d") is not None
+    assert fleet.view.live_lease(key()) is not None
