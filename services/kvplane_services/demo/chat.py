@@ -1,15 +1,18 @@
-"""One conversation through the gateway, with the ordinary `openai` client, measured turn by turn."""
+"""One conversation through the gateway, with the ordinary `openai` client, measured by turns."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import aiohttp
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletionMessageParam
 
 from kvplane_services.clock import Clock
 from kvplane_services.demo.engine_metrics import read_prompt_tokens
 from kvplane_services.demo.script import MODEL, SYSTEM
 from kvplane_services.router.model import Strategy
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionMessageParam
 
 
 @dataclass(frozen=True, slots=True)

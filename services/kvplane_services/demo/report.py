@@ -41,8 +41,8 @@ def failures(turns: Sequence[ComparedTurn]) -> list[str]:
             found.append(f"turn {turn.turn}: strategy was {turn.reuse.strategy}, not pull")
         if turn.reuse.pulled_tokens < before.reuse.prompt_tokens:
             found.append(
-                f"turn {turn.turn}: the prefill engine pulled {turn.reuse.pulled_tokens} tokens, fewer "
-                f"than the {before.reuse.prompt_tokens} of the turn before"
+                f"turn {turn.turn}: the prefill engine pulled {turn.reuse.pulled_tokens} tokens, "
+                f"fewer than the {before.reuse.prompt_tokens} of the turn before"
             )
         if turn.recompute.computed_tokens <= turn.reuse.computed_tokens:
             found.append(f"turn {turn.turn}: reuse did not save the prefill engine any token")

@@ -27,15 +27,13 @@ def _good() -> list[ComparedTurn]:
             _measured(100, pulled=0, strategy="recompute"),
             _measured(100, pulled=0, strategy="recompute"),
         ),
-        ComparedTurn(
-            2, _measured(150, pulled=120), _measured(150, pulled=0, strategy="recompute")
-        ),
+        ComparedTurn(2, _measured(150, pulled=120), _measured(150, pulled=0, strategy="recompute")),
     ]
 
 
 def test_good_turns_have_no_failures() -> None:
     """Reuse that is counted by the engine and answers alike is accepted."""
-    assert [] == failures(_good())
+    assert failures(_good()) == []
 
 
 @pytest.mark.parametrize(
