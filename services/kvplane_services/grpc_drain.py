@@ -7,12 +7,14 @@ a watch ends after the event in hand. Clients see the stream close with OK, and 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias, cast
 
-import grpc
+import grpc.aio
+
+Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
 
 
-class DrainInterceptor(grpc.aio.ServerInterceptor):
+class DrainInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
     """Ends streams once `stopping` is set."""
 
     def __init__(self, *, stopping: asyncio.Event) -> None:
@@ -20,20 +22,20 @@ class DrainInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> Handler:
         """See `grpc.aio.ServerInterceptor`."""
         handler: Any = await continuation(handler_call_details)
         if handler is None or not handler.response_streaming:
-            return handler
+            return cast("Handler", handler)
         if handler.request_streaming:
             make: Any = grpc.stream_stream_rpc_method_handler
             behaviour = self._until_stopped_in(handler.stream_stream)
         else:
             make = grpc.unary_stream_rpc_method_handler
             behaviour = self._until_stopped_out(handler.unary_stream)
-        wrapped: grpc.RpcMethodHandler = make(
+        wrapped: Handler = make(
             behaviour,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,

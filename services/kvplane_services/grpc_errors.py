@@ -7,9 +7,9 @@ Clients match on the status code and on the `reason` of google.rpc.ErrorInfo, wh
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias, cast
 
-import grpc
+import grpc.aio
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
@@ -19,6 +19,8 @@ from kvplane_services import errors
 from kvplane_services.spans import duration
 
 DOMAIN = "kvplane"
+
+Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ def status_of(error: errors.KvplaneError) -> status_pb2.Status:
     return status_pb2.Status(code=code, message=error.message, details=map(_packed, details))
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+class ErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
     """Ends calls whose handler raises with the status of the error.
 
     What is no domain error is a bug: it is logged once, with an id that the caller is told.
@@ -61,13 +63,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> Handler:
         """See `grpc.aio.ServerInterceptor`."""
         handler: Any = await continuation(handler_call_details)
         if handler is None:
-            return handler
+            # No such method: gRPC itself answers UNIMPLEMENTED.
+            return cast("Handler", None)
         method = handler_call_details.method
         if handler.response_streaming:
             behaviour = _streaming(handler.stream_stream or handler.unary_stream, method)
@@ -83,7 +86,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 if handler.request_streaming
                 else grpc.unary_unary_rpc_method_handler
             )
-        wrapped: grpc.RpcMethodHandler = make(
+        wrapped: Handler = make(
             behaviour,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,

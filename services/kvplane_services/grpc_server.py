@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import grpc
+import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+
+# The stubs that come with pyright lack the asyncio half.
+from grpc_health.v1._async import HealthServicer  # pyright: ignore[reportMissingImports]
 from grpc_reflection.v1alpha import reflection
 
 from kvplane_services.grpc_drain import DrainInterceptor
@@ -61,7 +63,7 @@ class GrpcServer:
         *,
         config: GrpcServerConfig | None = None,
         credentials: grpc.ServerCredentials | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     ) -> None:
         self._config = config or GrpcServerConfig()
         self._stopping = asyncio.Event()
@@ -107,7 +109,7 @@ class GrpcServer:
         return port
 
     async def stop(self) -> None:
-        """Reports itself as not serving, finishes calls in progress within the grace, and closes."""
+        """Reports itself as not serving, finishes calls within the grace, and closes."""
         if self._stopped:
             return
         self._stopped = True

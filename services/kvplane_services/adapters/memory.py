@@ -12,7 +12,7 @@ import asyncio
 import bisect
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kvplane_services.clock import Clock
 from kvplane_services.errors import Conflict, Saturated, WatchTooOld
@@ -52,6 +52,7 @@ class MemoryStore:
     def table(self, kind: type[T]) -> "MemoryTable[T]":
         """A new, empty table for values of `kind`."""
         return MemoryTable(
+            kind=kind,
             store=self,
             clock=self._clock,
             backlog=self._backlog,
@@ -72,8 +73,15 @@ class MemoryTable(Generic[T]):
     """See `kvplane_services.store.ports.Table`. Made by `MemoryStore.table`."""
 
     def __init__(
-        self, *, store: MemoryStore, clock: Clock, backlog: int, bookmark_interval: float
+        self,
+        *,
+        kind: type[T],
+        store: MemoryStore,
+        clock: Clock,
+        backlog: int,
+        bookmark_interval: float,
     ) -> None:
+        self._kind = kind
         self._store = store
         self._clock = clock
         self._bookmark_interval = bookmark_interval
@@ -84,6 +92,12 @@ class MemoryTable(Generic[T]):
         self._logged = 0
         self._compacted = store.revision
         self._readers: set[asyncio.Event] = set()
+
+    def __repr__(self) -> str:
+        return (
+            f"<MemoryTable of {self._kind.__name__}: {len(self._items)} values, "
+            f"{len(self._log)} events held, {len(self._readers)} readers>"
+        )
 
     async def get(self, key: str) -> Versioned[T] | None:
         """See `Table.get`."""
@@ -185,7 +199,7 @@ class MemoryTable(Generic[T]):
         return self._log[position - oldest]
 
     async def _wait(self, wake: asyncio.Event, seconds: float) -> None:
-        waiters = {
+        waiters: set[asyncio.Future[Any]] = {
             asyncio.ensure_future(wake.wait()),
             asyncio.ensure_future(self._clock.sleep(seconds)),
         }

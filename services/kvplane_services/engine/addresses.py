@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from kvplane_services.errors import InvalidRequest
 
 _WILDCARDS = ("", "*")
+_MAX_PORT = 65535
 
 
 def check_endpoint(endpoint: str, *, field: str = "engine.endpoint") -> str:
@@ -69,8 +70,8 @@ def check_port(port: int, *, field: str = "engine.nixl.port") -> None:
         InvalidRequest: It is not within 1 to 65535.
 
     """
-    if not 1 <= port <= 65535:
-        raise InvalidRequest(f"{field} is {port}: expected 1 to 65535", field=field)
+    if not 1 <= port <= _MAX_PORT:
+        raise InvalidRequest(f"{field} is {port}: expected 1 to {_MAX_PORT}", field=field)
 
 
 def _is_address(host: str) -> bool:

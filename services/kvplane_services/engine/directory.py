@@ -12,6 +12,7 @@ register again before it counts.
 import asyncio
 import datetime as dt
 import enum
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
@@ -20,12 +21,14 @@ from kvplane_services.deadlines import Deadlines
 from kvplane_services.engine.compatibility import check_build, check_partners
 from kvplane_services.engine.model import Engine, EngineLoad, EngineState, Role
 from kvplane_services.engine.registration import DirectoryConfig, check_registration
-from kvplane_services.errors import EpochStale, NotFound, Saturated
+from kvplane_services.errors import EpochStale, NotFound, Saturated, Unavailable
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.journal import Journal
 from kvplane_services.store.paging import Page, PageRequest
 from kvplane_services.store.ports import Event, Feed, Sequence, Table
 from kvplane_services.store.requests import RequestMemory
+
+_LOG = logging.getLogger(__name__)
 
 
 class HeartbeatOutcome(enum.Enum):
@@ -47,12 +50,12 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """What a heartbeat did; spans in seconds, zero unless it was RENEWED."""
+    """What a heartbeat did; spans in seconds, `ttl` and `engine` only if it was RENEWED."""
 
     outcome: HeartbeatOutcome
+    heartbeat_interval: float
     engine: Engine | None = None
     ttl: float = 0.0
-    heartbeat_interval: float = 0.0
     drain_requested: bool = False
 
 
@@ -85,6 +88,8 @@ class EngineDirectory:
         self._journal = Journal(table=table)
         self._engines: dict[str, Engine] = {}
         self._ttls: dict[str, float] = {}
+        # Engines that an operator drains; a lost one that comes back drains on.
+        self._draining: set[str] = set()
         # When a live engine is lost, and when a lost one is forgotten.
         self._deadlines = Deadlines()
         self._requests: RequestMemory[Registration] = RequestMemory()
@@ -127,7 +132,7 @@ class EngineDirectory:
             engine = replace(
                 engine,
                 epoch=epoch,
-                state=_first_state(engine, held),
+                state=self._first_state(engine, held),
                 load=EngineLoad(),
                 create_time=self._clock.wall(),
                 expire_time=None,
@@ -144,11 +149,12 @@ class EngineDirectory:
         self, engine_id: str, epoch: int, load: EngineLoad | None = None
     ) -> HeartbeatAnswer:
         """Extends a registration; `load` of None means unchanged. Raises Unavailable."""
+        interval = self._config.heartbeat_interval
         engine = self._engines.get(engine_id)
         if engine is None or (engine.state is EngineState.LOST and engine.epoch == epoch):
-            return HeartbeatAnswer(HeartbeatOutcome.NOT_FOUND)
+            return HeartbeatAnswer(HeartbeatOutcome.NOT_FOUND, interval)
         if engine.epoch != epoch:
-            return HeartbeatAnswer(HeartbeatOutcome.FENCED)
+            return HeartbeatAnswer(HeartbeatOutcome.FENCED, interval)
         self._extend(engine_id)
         if load is not None and load != engine.load:
             engine = replace(engine, load=load)
@@ -156,9 +162,9 @@ class EngineDirectory:
             await self._journal.flush()
         return HeartbeatAnswer(
             HeartbeatOutcome.RENEWED,
+            interval,
             engine=engine,
             ttl=self._ttls[engine_id],
-            heartbeat_interval=self._config.heartbeat_interval,
             drain_requested=engine.state is EngineState.DRAINING,
         )
 
@@ -248,12 +254,19 @@ class EngineDirectory:
         """Sweeps until cancelled."""
         while True:
             await self._clock.sleep(self._config.heartbeat_interval / 2)
-            await self.sweep()
+            try:
+                await self.sweep()
+            except Unavailable as error:
+                _LOG.warning("changes of engines wait for the store: %s", error.message)
 
     async def _set_state(self, engine_id: str, state: EngineState) -> Engine:
         engine = self._engines.get(engine_id)
         if engine is None or engine.state is EngineState.LOST:
             raise _unknown(engine_id)
+        if state is EngineState.DRAINING:
+            self._draining.add(engine_id)
+        else:
+            self._draining.discard(engine_id)
         if engine.state is not state:
             self._write(replace(engine, state=state))
             await self._journal.flush()
@@ -269,8 +282,17 @@ class EngineDirectory:
     def _forget(self, engine_id: str) -> None:
         del self._engines[engine_id]
         self._ttls.pop(engine_id, None)
+        self._draining.discard(engine_id)
         self._deadlines.drop(engine_id)
         self._journal.delete(engine_id)
+
+    def _first_state(self, engine: Engine, held: Engine | None) -> EngineState:
+        # A process that registers again drains on; one that was restarted does not.
+        same = held is not None and engine.nixl is not None and engine.nixl == held.nixl
+        if same and engine.engine_id in self._draining:
+            return EngineState.DRAINING
+        self._draining.discard(engine.engine_id)
+        return EngineState.ACTIVE
 
     def _stamped(self, engine: Engine) -> Engine:
         deadline = self._deadlines.get(engine.engine_id)
@@ -278,16 +300,6 @@ class EngineDirectory:
             return replace(engine, expire_time=None)
         left = dt.timedelta(seconds=deadline - self._clock.now())
         return replace(engine, expire_time=self._clock.wall() + left)
-
-
-def _first_state(engine: Engine, held: Engine | None) -> EngineState:
-    # A process that registers again is still to drain; one that was restarted is not.
-    if held is None or held.state is not EngineState.DRAINING:
-        return EngineState.ACTIVE
-    same = engine.nixl is not None and held.nixl is not None
-    if same and engine.nixl == held.nixl:
-        return EngineState.DRAINING
-    return EngineState.ACTIVE
 
 
 def _unknown(engine_id: str) -> NotFound:

@@ -37,8 +37,14 @@ def lease_id_of(name: str) -> str | None:
     return lease_id
 
 
+def check_retention_id(retention_id: str, *, field: str) -> None:
+    """Checks an engine's own name for a retention. Raises InvalidRequest."""
+    if not retention_id or len(retention_id.encode()) > _MAX_RETENTION_ID_BYTES:
+        raise _invalid(f"{field}.retention_id", f"needs 1 to {_MAX_RETENTION_ID_BYTES} bytes")
+
+
 def check_report(report: RetentionReport, *, field: str) -> None:
-    """Checks a retention as reported.
+    """Checks what is reported of a retention.
 
     Raises:
         InvalidRequest: Something is missing or out of bounds; names the field.
@@ -46,7 +52,6 @@ def check_report(report: RetentionReport, *, field: str) -> None:
     """
     report.session_key.validate()
     _check_content(
-        retention_id=report.retention_id,
         decision_id=report.decision_id,
         message_digest=report.message_digest,
         tokens=report.tokens,
@@ -63,9 +68,9 @@ def check_lease(lease: Lease, *, field: str) -> None:
         InvalidRequest: Something is missing or out of bounds; names the field.
 
     """
+    check_retention_id(lease.retention_id, field=field)
     lease.session_key.validate()
     _check_content(
-        retention_id=lease.retention_id,
         decision_id=lease.decision_id,
         message_digest=lease.message_digest,
         tokens=lease.tokens,
@@ -77,7 +82,6 @@ def check_lease(lease: Lease, *, field: str) -> None:
 
 def _check_content(
     *,
-    retention_id: str,
     decision_id: str,
     message_digest: bytes,
     tokens: int,
@@ -85,8 +89,6 @@ def _check_content(
     handle: Handle,
     field: str,
 ) -> None:
-    if not retention_id or len(retention_id.encode()) > _MAX_RETENTION_ID_BYTES:
-        raise _invalid(f"{field}.retention_id", f"needs 1 to {_MAX_RETENTION_ID_BYTES} bytes")
     if len(decision_id.encode()) > _MAX_DECISION_ID_BYTES:
         raise _invalid(f"{field}.decision_id", f"has more than {_MAX_DECISION_ID_BYTES} bytes")
     if len(message_digest) > _MAX_MESSAGE_DIGEST_BYTES:

@@ -89,6 +89,11 @@ class Ledger:
         """The live lease on a retention."""
         return self._by_engine.get(engine_id, {}).get(retention_id)
 
+    def active(self, key: SessionKey) -> Record | None:
+        """The session's active lease."""
+        lease_id = self._by_session.get(key)
+        return self._records.get(lease_id) if lease_id else None
+
     def engines(self) -> list[str]:
         """Ids of the engines that have live leases."""
         return list(self._by_engine)
@@ -105,8 +110,7 @@ class Ledger:
         self._by_engine.setdefault(lease.engine_id, {})[lease.retention_id] = record
         self._deadlines.set(lease.lease_id, now + ttl + self._grace)
         self._changed.append(lease)
-        current = self._by_session.get(lease.session_key)
-        other = self._records.get(current) if current else None
+        other = self.active(lease.session_key)
         if other is None or other.lease.fencing_token < lease.fencing_token:
             self._by_session[lease.session_key] = lease.lease_id
             older = other

@@ -19,23 +19,20 @@ Not promised:
 
 import asyncio
 import datetime as dt
+import logging
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, replace
 
 from kvplane_services.clock import Clock
 from kvplane_services.engine.model import ConnectorKind, Engine, EngineState
-from kvplane_services.errors import (
-    EpochStale,
-    FailedPrecondition,
-    InvalidRequest,
-    LeaseFenced,
-    NotFound,
-)
+from kvplane_services.errors import InvalidRequest, LeaseFenced, NotFound, Unavailable
+from kvplane_services.lease.claim_desk import ClaimDesk, ClaimResult
 from kvplane_services.lease.config import LeaseConfig
-from kvplane_services.lease.grants import check_lease, check_report, lease_id_for, lease_id_of
+from kvplane_services.lease.fixed_grants import FixedGrants
+from kvplane_services.lease.grants import check_retention_id, lease_id_of
 from kvplane_services.lease.ledger import Ledger, Record
-from kvplane_services.lease.model import EndReason, Lease, LeaseState, RenewalOutcome
+from kvplane_services.lease.model import EndReason, Lease, RenewalOutcome
 from kvplane_services.lease.ports import Engines, LeaseRenewal
 from kvplane_services.lease.reconciler import Reconciler
 from kvplane_services.lease.reports import EngineReport, ReportAnswer
@@ -54,17 +51,8 @@ from kvplane_services.store.ports import (
     Table,
     Upserted,
 )
-from kvplane_services.store.requests import RequestMemory
 
-_MAX_HOLDER_BYTES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimResult:
-    """What happened to one claim, and the length it was granted, in seconds."""
-
-    outcome: RenewalOutcome
-    ttl: float = 0.0
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +98,14 @@ class LeaseManager:
         self._reconciler = Reconciler(
             ledger=self._ledger, issuer=self._issuer, clock=clock, config=self._config
         )
-        self._grants: RequestMemory[Grant] = RequestMemory()
+        self._desk = ClaimDesk(ledger=self._ledger, config=self._config)
+        self._fixed = FixedGrants(
+            ledger=self._ledger,
+            issuer=self._issuer,
+            engines=engines,
+            clock=clock,
+            config=self._config,
+        )
         # Tokens are drawn and grants entered by one task at a time, or a grant could get a
         # smaller token than the one entered before it.
         self._granting = asyncio.Lock()
@@ -125,16 +120,17 @@ class LeaseManager:
     async def report(self, engine: Engine, report: EngineReport) -> ReportAnswer:
         """Takes in what an engine reports and tells it what to do with its retentions.
 
-        The caller has checked that the report carries the engine's current epoch. Nothing is
-        taken in of a malformed report.
+        The caller has checked that the report carries the engine's current epoch. A retention
+        that no lease can be granted on is to be released: what a request carried must not
+        break its engine's stream.
 
         Raises:
-            InvalidRequest: A retention is malformed.
+            InvalidRequest: A retention is not named. Nothing of the report is taken in.
             Unavailable: The store cannot be reached; the engine reports again, in full.
 
         """
         for index, retention in enumerate(report.retentions):
-            check_report(retention, field=f"retentions[{index}]")
+            check_retention_id(retention.retention_id, field=f"retentions[{index}]")
         if engine.build.connector is ConnectorKind.STOCK:
             return ReportAnswer()
         async with self._granting:
@@ -164,21 +160,8 @@ class LeaseManager:
     # -- Holders -----------------------------------------------------------------------------
 
     def claim(self, holder: str, renewals: AbstractSequence[LeaseRenewal]) -> list[ClaimResult]:
-        """Claims leases for a holder, or drops its claims; one result per renewal, in order.
-
-        Raises:
-            InvalidRequest: The holder is missing or too long, or there are too many renewals.
-
-        """
-        if not holder or len(holder.encode()) > _MAX_HOLDER_BYTES:
-            raise InvalidRequest(f"holder needs 1 to {_MAX_HOLDER_BYTES} bytes", field="holder")
-        if len(renewals) > self._config.max_renewals:
-            raise InvalidRequest(
-                f"{len(renewals)} renewals in one frame: send at most {self._config.max_renewals}",
-                field="renewals",
-            )
-        now = self._clock.now()
-        return [self._claim_one(holder, renewal, now) for renewal in renewals]
+        """See `ClaimDesk.claim`."""
+        return self._desk.claim(holder, renewals, self._clock.now())
 
     async def renew(
         self, holder: str, renewals: AbstractSequence[LeaseRenewal]
@@ -200,7 +183,7 @@ class LeaseManager:
         await self._publish()
 
     async def grant(self, lease: Lease, *, ttl: float, request_id: str = "") -> Grant:
-        """Grants a lease on a retention of an engine with a fixed TTL.
+        """Grants a lease on a retention of an engine that holds blocks for a fixed time.
 
         Args:
             lease: What is retained; output-only fields are ignored.
@@ -215,29 +198,10 @@ class LeaseManager:
             Unavailable: The store cannot be reached.
 
         """
-        check_lease(lease, field="lease")
-        if ttl <= 0:
-            raise InvalidRequest("ttl is required and must be positive", field="ttl")
         async with self._granting:
-            asked = (lease, ttl)
-            first = self._grants.find(request_id, asked, self._clock.now())
-            if first is not None:
-                return first
-            self._check_fixed(lease)
-            granted_ttl = self._config.clamp_fixed(ttl)
-            record = self._ledger.retention(lease.engine_id, lease.retention_id)
-            if record is None:
-                token = await self._issuer.next()
-                record = self._ledger.grant(
-                    self._new_lease(lease, token),
-                    ttl=granted_ttl,
-                    now=self._clock.now(),
-                    renewable=False,
-                )
-            answer = Grant(self._view(record), granted_ttl)
-            self._grants.remember(request_id, asked, answer, self._clock.now())
+            record, granted = await self._fixed.grant(lease, ttl=ttl, request_id=request_id)
         await self._publish()
-        return answer
+        return Grant(self._view(record), granted)
 
     # -- Readers -----------------------------------------------------------------------------
 
@@ -305,83 +269,31 @@ class LeaseManager:
     async def _sweep_forever(self) -> None:
         while True:
             await self._clock.sleep(self._config.sweep_interval)
-            await self.sweep()
+            try:
+                await self.sweep()
+            except Unavailable as error:
+                _LOG.warning("changes of leases wait for the store: %s", error.message)
 
     async def _follow_engines(self) -> None:
         async for event in self._engines.feed()():
-            match event:
-                case Upserted(value=engine):
-                    await self.observe(engine)
-                case Removed(key=engine_id):
+            try:
+                await self._observe_event(event)
+            except Unavailable as error:
+                _LOG.warning("changes of leases wait for the store: %s", error.message)
+
+    async def _observe_event(self, event: Event[Engine]) -> None:
+        match event:
+            case Upserted(value=engine):
+                await self.observe(engine)
+            case Removed(key=engine_id):
+                await self.observe_gone(engine_id)
+            case Synced():
+                for engine_id in self._ledger.engines():
                     await self.observe_gone(engine_id)
-                case Synced():
-                    for engine_id in self._ledger.engines():
-                        await self.observe_gone(engine_id)
-                case Reset():
-                    pass
+            case Reset():
+                pass
 
     # -- Steps -------------------------------------------------------------------------------
-
-    def _claim_one(self, holder: str, renewal: LeaseRenewal, now: float) -> ClaimResult:
-        lease_id = lease_id_of(renewal.lease)
-        record = self._ledger.find(lease_id) if lease_id else None
-        if record is None:
-            return ClaimResult(RenewalOutcome.NOT_FOUND)
-        if record.lease.fencing_token != renewal.fencing_token:
-            return ClaimResult(RenewalOutcome.FENCED)
-        if record.lease.state is not LeaseState.ACTIVE:
-            return ClaimResult(RenewalOutcome.NOT_FOUND)
-        if renewal.drop:
-            record.claims.drop(holder, now)
-            return ClaimResult(RenewalOutcome.RENEWED)
-        full = record.claims.count(now) >= self._config.max_claims
-        if full and not record.claims.holds(holder, now):
-            return ClaimResult(RenewalOutcome.UNAVAILABLE)
-        ttl = self._config.clamp_claim(renewal.ttl)
-        if not record.renewable:
-            # The engine frees the blocks at its own time, whoever claims them.
-            ttl = min(ttl, record.renewed_at + record.ttl - now)
-            if ttl <= 0:
-                return ClaimResult(RenewalOutcome.NOT_FOUND)
-        record.claims.add(holder, now + ttl, now)
-        return ClaimResult(RenewalOutcome.RENEWED, ttl)
-
-    def _check_fixed(self, lease: Lease) -> None:
-        engine = self._engines.find(lease.engine_id)
-        if engine is None or engine.state is EngineState.LOST:
-            raise NotFound(
-                f"there is no {lease.engine}: it must register first", engine=lease.engine
-            )
-        if engine.epoch != lease.engine_epoch:
-            raise EpochStale(
-                f"{lease.engine} is registered with epoch {engine.epoch}, not "
-                f"{lease.engine_epoch}: what it held before is gone",
-                engine=lease.engine,
-                epoch=str(engine.epoch),
-            )
-        if engine.build.connector is ConnectorKind.KVPLANE:
-            raise FailedPrecondition(
-                f"{lease.engine} runs the kvplane connector: its leases are granted on its "
-                "heartbeats",
-                engine=lease.engine,
-            )
-
-    def _new_lease(self, lease: Lease, token: int) -> Lease:
-        lease_id = lease_id_for(
-            lease.engine_id, lease.engine_epoch, lease.retention_id, taken=self._ledger.knows
-        )
-        return replace(
-            lease,
-            lease_id=lease_id,
-            fencing_token=token,
-            state=LeaseState.ACTIVE,
-            end_reason=None,
-            reads=0,
-            claims=(),
-            ttl=0.0,
-            create_time=self._clock.wall(),
-            expire_time=None,
-        )
 
     def _view(self, record: Record) -> Lease:
         now = self._clock.now()

@@ -1,17 +1,21 @@
 """Brings the ledger in line with what an engine reports, and the engine with the ledger."""
 
+import logging
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from kvplane_services.clock import Clock
 from kvplane_services.engine.model import Engine
+from kvplane_services.errors import InvalidRequest
 from kvplane_services.lease.config import LeaseConfig
-from kvplane_services.lease.grants import lease_id_for, lease_id_of
+from kvplane_services.lease.grants import check_report, lease_id_for, lease_id_of
 from kvplane_services.lease.ledger import Ledger, Record
 from kvplane_services.lease.model import EndReason, Lease
 from kvplane_services.lease.policy import Holding, leases_to_keep
 from kvplane_services.lease.reports import Directive, EngineReport, ReportAnswer, RetentionReport
 from kvplane_services.lease.tokens import TokenIssuer
+
+_LOG = logging.getLogger(__name__)
 
 
 class Reconciler:
@@ -31,7 +35,14 @@ class Reconciler:
     async def take(self, engine: Engine, report: EngineReport) -> ReportAnswer:
         """Takes a report in. Raises Unavailable, after which a full report sets things right."""
         self.fence_older(engine)
-        for retention in report.retentions:
+        refused: list[Directive] = []
+        for index, retention in enumerate(report.retentions):
+            try:
+                check_report(retention, field=f"retentions[{index}]")
+            except InvalidRequest as error:
+                _LOG.warning("%s: no lease on a retention: %s", engine.name, error.message)
+                refused.append(_refusal(retention))
+                continue
             record = self._ledger.retention(engine.engine_id, retention.retention_id)
             if record is None:
                 await self._grant(engine, retention)
@@ -44,7 +55,7 @@ class Reconciler:
             self._end_absent(engine, report, now)
             self._complete[engine.engine_id] = engine.epoch
         return ReportAnswer(
-            directives=self._directives(engine, now, everything=report.full),
+            directives=(*refused, *self._directives(engine, now, everything=report.full)),
             full_report_needed=self._complete.get(engine.engine_id) != engine.epoch,
         )
 
@@ -193,4 +204,13 @@ def _directive(
         fencing_token=record.lease.fencing_token,
         renew=renew,
         release=release,
+    )
+
+
+def _refusal(retention: RetentionReport) -> Directive:
+    return Directive(
+        retention_id=retention.retention_id,
+        lease=retention.lease,
+        fencing_token=retention.fencing_token,
+        release=EndReason.RELEASED,
     )

@@ -7,7 +7,8 @@ import grpc
 from kvplane.api.lease.v1 import lease_pb2 as pb
 from kvplane.api.lease.v1 import lease_pb2_grpc
 from kvplane_services.engine.wire import engine_id_of
-from kvplane_services.lease.manager import ClaimResult, LeaseManager
+from kvplane_services.lease.claim_desk import ClaimResult
+from kvplane_services.lease.manager import LeaseManager
 from kvplane_services.lease.model import Lease, LeaseState
 from kvplane_services.lease.wire import (
     lease_from_wire,

@@ -42,7 +42,9 @@ _OUTCOMES_BACK = {
     RenewalOutcome.FENCED: pb.RENEWAL_OUTCOME_FENCED,
     RenewalOutcome.UNAVAILABLE: pb.RENEWAL_OUTCOME_UNAVAILABLE,
 }
-_OUTCOMES: dict[int, RenewalOutcome] = {number: outcome for outcome, number in _OUTCOMES_BACK.items()}
+_OUTCOMES: dict[int, RenewalOutcome] = {
+    number: outcome for outcome, number in _OUTCOMES_BACK.items()
+}
 
 
 def lease_from_wire(message: pb.Lease) -> Lease:

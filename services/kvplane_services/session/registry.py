@@ -20,6 +20,7 @@ from kvplane_services.errors import (
     KvplaneError,
     NotFound,
     Saturated,
+    Unavailable,
 )
 from kvplane_services.lease.model import Lease, LeaseState, RenewalOutcome
 from kvplane_services.lease.ports import LeaseControl
@@ -95,6 +96,8 @@ class SessionRegistry:
 
         """
         key.validate()
+        if hints is not None:
+            _check_keep(hints.keep_for)
         asked = (key, hints, ttl)
         first = self._requests.find(request_id, asked, self._clock.now())
         if first is not None:
@@ -109,7 +112,7 @@ class SessionRegistry:
         granted = self._config.clamp_ttl(ttl)
         entry = self._book.add(key, ttl=granted)
         if hints is not None:
-            self._set_hints(entry, hints)
+            self._set_hints(entry, keep_for=hints.keep_for, final_turn=hints.final_turn)
         answer = (self._book.view(entry), granted)
         self._requests.remember(request_id, asked, answer, self._clock.now())
         await self._journal.flush()
@@ -122,7 +125,7 @@ class SessionRegistry:
     async def list(
         self, page: PageRequest, *, tenant: str = "", model: str = "", engine: str = ""
     ) -> Page[Session]:
-        """Sessions by name; `engine` is a full resource name. Raises InvalidRequest, Unavailable."""
+        """Sessions by name; `engine` is a full name. Raises InvalidRequest, Unavailable."""
         revision = (await self._table.list()).revision
         sessions = (
             self._book.view(entry)
@@ -138,8 +141,19 @@ class SessionRegistry:
             revision=revision,
         )
 
-    async def update(self, key: SessionKey, hints: SessionHints, *, etag: str = "") -> Session:
-        """Sets a session's hints.
+    async def update(
+        self,
+        key: SessionKey,
+        *,
+        keep_for: float | None = None,
+        final_turn: bool | None = None,
+        etag: str = "",
+    ) -> Session:
+        """Sets those of a session's hints that are given.
+
+        A wish to be kept counts from now on, and zero takes it back. With `final_turn` the lease
+        that the running or next turn leaves is released at once; one that is live already is no
+        longer claimed for the session and lapses.
 
         Raises:
             InvalidRequest: A hint is malformed.
@@ -150,11 +164,11 @@ class SessionRegistry:
         """
         entry = self._entry(key)
         _check_etag(entry, etag)
-        self._set_hints(entry, hints)
-        if hints.keep_for > 0:
-            await self._keeper.claim(entry)
-        else:
+        self._set_hints(entry, keep_for=keep_for, final_turn=final_turn)
+        if entry.session.hints.keep_for == 0:
             await self._keeper.drop(entry)
+        elif keep_for is not None:
+            await self._keeper.claim(entry)
         await self._journal.flush()
         return self._book.view(entry)
 
@@ -182,14 +196,15 @@ class SessionRegistry:
             stands all the same for a lease that is granted before it is over.
 
         Raises:
+            InvalidRequest: `keep_for` is negative.
             NotFound: There is no such session.
             Unavailable: The lease manager or the store cannot be reached.
 
         """
+        _check_keep(keep_for)
         entry = self._entry(key)
         granted = self._config.clamp_keep(keep_for)
-        hints = replace(entry.session.hints, keep_for=granted)
-        self._set_hints(entry, hints)
+        self._set_hints(entry, keep_for=granted)
         outcome = await self._keeper.claim(entry)
         await self._journal.flush()
         kept = granted if outcome is RenewalOutcome.RENEWED else 0.0
@@ -226,11 +241,6 @@ class SessionRegistry:
             tasks.create_task(self._claim_forever())
             tasks.create_task(self._sweep_forever())
 
-    async def sweep(self) -> None:
-        """Forgets sessions that were idle for their TTL. Raises Unavailable."""
-        self._book.sweep()
-        await self._journal.flush()
-
     async def claim_kept(self) -> None:
         """Claims the leases of all sessions that are kept, and ends wishes that are over."""
         for entry in self._keeper.expired():
@@ -238,17 +248,18 @@ class SessionRegistry:
             self._book.write(entry, replace(entry.session, hints=hints))
         for entry in self._keeper.kept():
             await self._try_claim(entry)
-        await self._journal.flush()
 
     async def _claim_forever(self) -> None:
         while True:
             await self._clock.sleep(self._config.claim_interval)
             await self.claim_kept()
+            await self._flush_or_wait()
 
     async def _sweep_forever(self) -> None:
         while True:
             await self._clock.sleep(self._config.sweep_interval)
-            await self.sweep()
+            self._book.sweep()
+            await self._flush_or_wait()
 
     async def _follow_leases(self) -> None:
         # The full state comes by name. It is applied by grant, oldest first, so that turns are
@@ -273,7 +284,13 @@ class SessionRegistry:
                     if collected is not None:
                         await self._apply_all(collected, first=first)
                         collected, first = None, False
+            await self._flush_or_wait()
+
+    async def _flush_or_wait(self) -> None:
+        try:
             await self._journal.flush()
+        except Unavailable as error:
+            _LOG.warning("changes of sessions wait for the store: %s", error.message)
 
     # -- Leases ------------------------------------------------------------------------------
 
@@ -336,13 +353,20 @@ class SessionRegistry:
 
     # -- Hints -------------------------------------------------------------------------------
 
-    def _set_hints(self, entry: Entry, hints: SessionHints) -> None:
-        if hints.keep_for < 0:
-            raise InvalidRequest("keep_for must not be negative", field="hints.keep_for")
-        if hints.keep_for > 0:
-            granted = self._config.clamp_keep(hints.keep_for)
+    def _set_hints(
+        self, entry: Entry, *, keep_for: float | None = None, final_turn: bool | None = None
+    ) -> None:
+        hints = entry.session.hints
+        if keep_for is not None:
+            _check_keep(keep_for)
+            granted = self._config.clamp_keep(keep_for) if keep_for else 0.0
             hints = replace(hints, keep_for=granted)
-            self._keeper.keep(entry, granted)
+            if granted:
+                self._keeper.keep(entry, granted)
+        if final_turn is not None:
+            hints = replace(hints, final_turn=final_turn)
+            if final_turn:
+                hints = replace(hints, keep_for=0.0)
         self._book.write(entry, replace(entry.session, hints=hints), used=True)
 
     def _finish(self, entry: Entry) -> None:
@@ -377,3 +401,8 @@ def _check_etag(entry: Entry, etag: str) -> None:
             f"{entry.session.name} was changed since its etag was read: read it again and retry",
             session=entry.session.name,
         )
+
+
+def _check_keep(keep_for: float) -> None:
+    if keep_for < 0:
+        raise InvalidRequest("keep_for must not be negative", field="hints.keep_for")

@@ -1,19 +1,26 @@
 """SessionService on the wire."""
 
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable
+from collections.abc import Set as AbstractSet
 
 import grpc
 
 from kvplane.api.session.v1 import session_pb2 as pb
 from kvplane.api.session.v1 import session_pb2_grpc
 from kvplane_services.errors import InvalidRequest
-from kvplane_services.session.model import SessionHints, SessionKey
+from kvplane_services.session.model import SessionKey
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.session.wire import hints_from_wire, key_from_wire, session_to_wire
 from kvplane_services.spans import duration, seconds_of
 from kvplane_services.store.paging import PageRequest
 from kvplane_services.store.ports import Removed, Synced, Upserted
+
+# What each path of an update mask sets.
+_MASKS = {
+    "hints": ("keep_for", "final_turn"),
+    "hints.keep_for": ("keep_for",),
+    "hints.final_turn": ("final_turn",),
+}
 
 
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
@@ -61,13 +68,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self, request: pb.UpdateSessionRequest, context: grpc.ServicerContext
     ) -> pb.UpdateSessionResponse:
         """See session.proto."""
-        key = SessionKey.parse(request.session.name)
-        hints = _masked(
-            self._registry.get(key).hints,
-            hints_from_wire(request.session.hints),
-            list(request.update_mask.paths),
+        hints = hints_from_wire(request.session.hints)
+        named = _named_hints(request.update_mask.paths)
+        session = await self._registry.update(
+            SessionKey.parse(request.session.name),
+            keep_for=hints.keep_for if "keep_for" in named else None,
+            final_turn=hints.final_turn if "final_turn" in named else None,
+            etag=request.session.etag,
         )
-        session = await self._registry.update(key, hints, etag=request.session.etag)
         return pb.UpdateSessionResponse(session=session_to_wire(session))
 
     async def DeleteSession(
@@ -110,24 +118,17 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                     pass
 
 
-def _masked(held: SessionHints, wanted: SessionHints, paths: list[str]) -> SessionHints:
-    if not paths:
-        raise InvalidRequest(
-            "update_mask is required: name hints, hints.keep_for or hints.final_turn",
-            field="update_mask",
-        )
+def _named_hints(paths: Iterable[str]) -> AbstractSet[str]:
+    named: set[str] = set()
     for path in paths:
-        match path:
-            case "hints":
-                held = wanted
-            case "hints.keep_for":
-                held = replace(held, keep_for=wanted.keep_for)
-            case "hints.final_turn":
-                held = replace(held, final_turn=wanted.final_turn)
-            case _:
-                raise InvalidRequest(
-                    f"update_mask names {path!r}: only hints, hints.keep_for and "
-                    "hints.final_turn can be updated",
-                    field="update_mask",
-                )
-    return held
+        if path not in _MASKS:
+            raise InvalidRequest(
+                f"update_mask names {path!r}: only {', '.join(_MASKS)} can be updated",
+                field="update_mask",
+            )
+        named.update(_MASKS[path])
+    if not named:
+        raise InvalidRequest(
+            f"update_mask is required: name {', '.join(_MASKS)}", field="update_mask"
+        )
+    return named

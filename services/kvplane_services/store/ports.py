@@ -47,7 +47,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Everything up to `revision` has been delivered: the end of the initial state, or a bookmark."""
+    """Everything up to `revision` was delivered: the initial state is complete, or a bookmark."""
 
     revision: int
 
