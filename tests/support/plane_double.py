@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
@@ -46,7 +47,7 @@ class EngineServiceDouble(engine_pb2_grpc.EngineServiceServicer):
         self.deregistrations.append(request)
         return engine_pb2.DeregisterEngineResponse()
 
-    async def HeartbeatEngine(  # type: ignore[override]
+    async def HeartbeatEngine(
         self, request_iterator: AsyncIterator[Frame], context: Any
     ) -> AsyncIterator[Answer]:
         async for frame in request_iterator:
@@ -64,6 +65,15 @@ class EngineServiceDouble(engine_pb2_grpc.EngineServiceServicer):
             )
             if answer is not None:
                 yield answer
+
+    async def DrainEngine(self, request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not part of the double")
+
+    ResumeEngine = GetEngine = ListEngines = DrainEngine
+
+    async def WatchEngines(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not part of the double")
+        yield
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until a condition on what arrived holds."""

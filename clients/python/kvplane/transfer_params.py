@@ -65,7 +65,8 @@ class TurnMark:
         if not all(isinstance(text, str) for text in (*session, decision_id, digest)):
             return None
         try:
-            return cls(*session, decision_id=decision_id, message_digest=bytes.fromhex(digest))
+            tenant, model, adapter, session_id = session
+            return cls(tenant, model, adapter, session_id, decision_id, bytes.fromhex(digest))
         except ValueError:
             return None
 

@@ -32,7 +32,10 @@ EngineOption = Annotated[str, typer.Option(help="Only leases on this engine, by 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    group = typer.Typer(no_args_is_help=True, help="Show, watch and release leases.")
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Show, watch and release leases. Without a sub-command: run the lease manager alone.",
+    )
     group.command("list")(list_leases)
     group.command()(get)
     group.command()(release)

@@ -74,6 +74,7 @@ def create_app() -> typer.Typer:
         cls=_OneLineErrors,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)

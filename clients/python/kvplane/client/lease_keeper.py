@@ -78,6 +78,7 @@ class LeaseKeeper:
         self._idle = asyncio.Event()
         self._idle.set()
         self._sequence = 0
+        self._undecided = False
 
     def __repr__(self) -> str:
         """For logs."""
@@ -204,6 +205,12 @@ class LeaseKeeper:
             interval = min(interval, await self._exchange(stream, batch, drop=True))
         for batch in _batches(self.kept):
             interval = min(interval, await self._exchange(stream, batch, drop=False))
+        if self._undecided:
+            # The manager could not say; its interval may be longer than a lease still lasts.
+            self._undecided = False
+            earliest = min((kept.deadline for kept in self.kept), default=math.inf)
+            left = max(self._timing.first_backoff, (earliest - self._clock.now()) / 2)
+            return min(interval, self._backoff.next(), left)
         self._backoff.reset()
         return interval
 
@@ -238,7 +245,7 @@ class LeaseKeeper:
                 kept.deadline = sent_at + seconds_of(result.ttl) - self._timing.margin
                 self._deadlines_changed.set()
             case lease_pb2.RENEWAL_OUTCOME_UNAVAILABLE:
-                pass  # The next frame tries again; the deadline decides.
+                self._undecided = True
             case lease_pb2.RENEWAL_OUTCOME_FENCED:
                 self._lose(kept, LostReason.FENCED)
             case _:
