@@ -65,7 +65,8 @@ class ConnectorRules:
         stock: vLLM's own NixlConnector instead of kvplane's: no proofs, a read consumes, a fixed
             TTL, failed reads fail the request, and the plane hears nothing.
         retention_ttl: Seconds that a decode engine keeps a retention until its lease is granted.
-        stock_ttl: The same for the stock connector: vLLM's `decoder_kv_blocks_ttl`.
+        stock_ttl: The same for turns without a session, and for all turns under the stock
+            connector: vLLM's `decoder_kv_blocks_ttl`.
         staged_ttl: Seconds that a prefill engine keeps blocks: vLLM's `kv_lease_duration`.
         expiry_margin: Seconds before a handle's expiry in which no read is begun.
 

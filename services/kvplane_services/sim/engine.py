@@ -74,7 +74,9 @@ class SimEngine:
             block_size=config.shape.block_size,
             caching=config.shape.prefix_caching,
         )
-        self._reporter = RetentionReporter(exported_clock=self._exported)
+        self._reporter = RetentionReporter(
+            exported_clock=self._exported, block_size=config.shape.block_size
+        )
         self._retentions = RetentionTable(release=self._release, observer=self._reporter)
         self._counters = Counters(
             model=config.model,

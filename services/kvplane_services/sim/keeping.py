@@ -54,26 +54,19 @@ class Keeper:
             return None
         if request.is_prefill_leg:
             return self._stage(request)
-        return self._retain_stock(request) if self._rules.stock else self._retain(request)
+        mark = None if self._rules.stock else TurnMark.decode(request.params)
+        return self._retain(request, mark) if mark is not None else self._retain_stock(request)
 
     def _stage(self, request: Request) -> dict[str, Any]:
-        params = answer_params(
-            request, address=self._address, tokens=request.computed, expiry=None, proof=None
-        )
+        params = answer_params(request, address=self._address, tokens=request.computed, expiry=None)
         deadline = self._clock.now() + self._rules.staged_ttl
         self._begin_consumable(request, params, deadline=deadline)
         return params
 
-    def _retain(self, request: Request) -> dict[str, Any]:
+    def _retain(self, request: Request, mark: TurnMark) -> dict[str, Any]:
+        """Keeps a turn under a lease. Its proof goes to the plane, not into the answer."""
         deadline = self._clock.now() + self.retention_ttl
-        proof = chain_of(request.tokens[: request.computed], request.context)
-        params = answer_params(
-            request,
-            address=self._address,
-            tokens=request.computed,
-            expiry=self._exported_clock(deadline),
-            proof=proof,
-        )
+        params = self._handle(request, expiry=deadline)
         self._retentions.begin(
             Retention(
                 retention_id=request.request_id,
@@ -83,26 +76,29 @@ class Keeper:
                 on_read=ReadEffect.KEEPS,
                 deadline=deadline,
                 exported=deadline,
-                mark=TurnMark.decode(request.params),
-                proof=proof,
+                mark=mark,
+                proof=chain_of(request.tokens[: request.computed], request.context),
             )
         )
         return params
 
     def _retain_stock(self, request: Request) -> dict[str, Any]:
+        """Keeps a turn of nobody's session as vLLM does."""
         expiry = self._clock.now() + self._rules.stock_ttl
-        params = answer_params(
+        params = self._handle(request, expiry=expiry)
+        # The stock connector arms no timer for a turn that its engine served by itself: such
+        # blocks stay until they are read or the engine stops.
+        timed = request.is_decode_leg or not self._rules.stock
+        self._begin_consumable(request, params, deadline=expiry if timed else math.inf)
+        return params
+
+    def _handle(self, request: Request, *, expiry: float) -> dict[str, Any]:
+        return answer_params(
             request,
             address=self._address,
             tokens=request.computed,
             expiry=self._exported_clock(expiry),
-            proof=None,
         )
-        # The stock connector arms no timer for a turn that its engine served by itself: such
-        # blocks stay until they are read or the engine stops.
-        deadline = expiry if request.is_decode_leg else math.inf
-        self._begin_consumable(request, params, deadline=deadline)
-        return params
 
     def _begin_consumable(
         self, request: Request, params: dict[str, Any], *, deadline: float

@@ -8,7 +8,7 @@ from kvplane.client import EngineLoad, RetentionLog, SessionKey
 from kvplane.client.retention import Directive, EndReason, Report
 from kvplane.client.retention import Retention as Reported
 from kvplane.client.transports import EngineTransport, HeartbeatStream
-from kvplane.transfer_params import TurnMark
+from kvplane.transfer_params import KEY, TurnMark, encode_proof
 from kvplane_services.clock import Clock
 from kvplane_services.engine.model import Role
 from kvplane_services.sim.blocks import BlockPool
@@ -25,16 +25,15 @@ SIMULATED_NIXL_CONNECTOR = 14
 class RetentionReporter:
     """Notes for the plane what becomes of retentions. Implements `RetentionObserver`.
 
-    A renewal moves the expiry in a handle, so the plane must have the handle again. That goes
-    with the next regular frame and wakes nobody: otherwise each answer would cause a frame.
-
     Args:
         exported_clock: Turns a time of this engine into the time that handles carry.
+        block_size: Tokens per block, which handles say.
 
     """
 
-    def __init__(self, *, exported_clock: Callable[[float], float]) -> None:
+    def __init__(self, *, exported_clock: Callable[[float], float], block_size: int) -> None:
         self._exported_clock = exported_clock
+        self._block_size = block_size
         self.log = RetentionLog()
         self.wake: Callable[[], None] = lambda: None
 
@@ -45,11 +44,22 @@ class RetentionReporter:
 
     def renewed(self, retention: Retention) -> None:
         """See `RetentionObserver.renewed`."""
+        self.log.renew(
+            retention.retention_id,
+            deadline=retention.ends_at,
+            lease=retention.lease,
+            fencing_token=retention.fencing_token,
+        )
+
+    def exported(self, retention: Retention) -> None:
+        """See `RetentionObserver.exported`."""
         self._put(retention)
+        self.wake()
 
     def was_read(self, retention: Retention) -> None:
         """See `RetentionObserver.was_read`."""
         self.log.read(retention.retention_id, retention.reads)
+        self.wake()
 
     def ended(self, retention: Retention, reason: EndReason) -> None:
         """See `RetentionObserver.ended`."""
@@ -57,11 +67,14 @@ class RetentionReporter:
         self.wake()
 
     def _put(self, retention: Retention) -> None:
-        mark = retention.mark
-        if mark is None:
+        mark, proof = retention.mark, retention.proof
+        if mark is None or proof is None:
             return
-        expiry = self._exported_clock(retention.exported)
-        params = {**retention.params, "remote_blocks_expiry_time": expiry}
+        params = {
+            **retention.params,
+            "remote_blocks_expiry_time": self._exported_clock(retention.exported),
+            KEY: {**encode_proof(proof), "block_size": self._block_size},
+        }
         self.log.put(
             Reported(
                 retention_id=retention.retention_id,
@@ -70,7 +83,7 @@ class RetentionReporter:
                 blocks=len(retention.block_ids),
                 kv_transfer_params=json.dumps(params).encode(),
                 deadline=retention.ends_at,
-                digests=retention.proof,
+                digests=proof,
                 decision_id=mark.decision_id,
                 message_digest=mark.message_digest,
                 lease=retention.lease,

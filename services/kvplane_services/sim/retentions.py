@@ -17,6 +17,9 @@ from kvplane.client.retention import Directive, EndReason, Release
 from kvplane.digest import DigestChain
 from kvplane.transfer_params import TurnMark
 
+# Part of a TTL by which a handle's expiry must be movable before it is exported anew.
+_REFRESH_SHARE = 0.25
+
 
 class ReadEffect(enum.Enum):
     """What reading a retention does to it."""
@@ -28,6 +31,10 @@ class ReadEffect(enum.Enum):
 @dataclass(eq=False, slots=True)
 class Retention:
     """Blocks that stay; times in seconds on the engine's clock.
+
+    A handle that was exported is exported anew once its expiry can be moved by a quarter of the
+    TTL: readers then find most of a TTL in it, and a plane that renews at every heartbeat costs
+    no report each.
 
     Attributes:
         params: What a reader needs, as `kv_transfer_params`, but for the expiry.
@@ -67,7 +74,11 @@ class RetentionObserver(Protocol):
         ...
 
     def renewed(self, retention: Retention) -> None:
-        """Its deadline moved by the plane's own order, and the expiry of its handle with it."""
+        """Its deadline moved, by the plane's own order."""
+        ...
+
+    def exported(self, retention: Retention) -> None:
+        """The expiry of its handle moved along."""
         ...
 
     def was_read(self, retention: Retention) -> None:
@@ -128,8 +139,8 @@ class RetentionTable:
     def apply(self, directive: Directive, *, sent_at: float, now: float) -> None:
         """Carries out what the plane asks; stale fencing tokens and unknown names are ignored.
 
-        A renewal moves the handle's expiry along. A release ends the retention as early as the
-        fence allows, and no renewal undoes it.
+        A renewal never shortens. A release ends the retention as early as the fence allows, and
+        no renewal undoes it.
 
         Args:
             directive: What to do.
@@ -146,11 +157,7 @@ class RetentionTable:
             held.deadline = now
             self.sweep(now)
         elif held.release_reason is None:
-            held.deadline = sent_at + directive.ttl
-            if held.deadline > held.exported:
-                held.exported = held.deadline
-                if held.mark is not None and self._observer is not None:
-                    self._observer.renewed(held)
+            self._renew(held, sent_at + directive.ttl, directive.ttl)
 
     def read(self, retention_id: str) -> bool:
         """Counts a read; False if there is no such retention (any more)."""
@@ -170,6 +177,17 @@ class RetentionTable:
         for held in over:
             self._end(held, held.release_reason or EndReason.EXPIRED)
         return [held for held in over if held.release_reason is None]
+
+    def _renew(self, held: Retention, deadline: float, ttl: float) -> None:
+        held.deadline = max(held.deadline, deadline)
+        stale = held.deadline - held.exported >= ttl * _REFRESH_SHARE
+        if stale:
+            held.exported = held.deadline
+        if held.mark is not None and self._observer is not None:
+            if stale:
+                self._observer.exported(held)
+            else:
+                self._observer.renewed(held)
 
     def _end(self, held: Retention, reason: EndReason) -> None:
         del self._held[held.retention_id]

@@ -5,11 +5,11 @@ tokens that its proof shares with the prompt, and a handle without proof is not 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from kvplane.digest import DigestChain, common_prefix
-from kvplane.transfer_params import KEY, decode_proof, encode_proof
+from kvplane.digest import common_prefix
+from kvplane.transfer_params import decode_proof
 from kvplane_services.sim.request import Request
 
 
@@ -47,7 +47,9 @@ def plan_read(
 ) -> RemoteRead | None:
     """What to read for a request whose first `cached_tokens` are in the local prefix cache.
 
-    None if its parameters ask for no read, are broken, or prove nothing.
+    None if its parameters ask for no read, are broken, or prove nothing. A prefill leg that has
+    all that it could read already tells the owner only under the stock connector, which frees
+    the blocks by that.
     """
     params = request.params or {}
     blocks = _block_ids(params.get("remote_block_ids"))
@@ -55,33 +57,27 @@ def plan_read(
     remote_id = params.get("remote_request_id")
     if not blocks or peer is None or not isinstance(remote_id, str):
         return None
-    prompt = len(request.prompt)
+    expiry = _number(params.get("remote_blocks_expiry_time"))
     if request.is_decode_leg:
-        tokens = prompt
-    elif request.is_prefill_leg:
-        tokens = _whole(params.get("remote_num_tokens"))
-        if not stock:
-            proof = decode_proof(params)
-            if proof is None:
-                return None
-            tokens = min(tokens, common_prefix(proof, request.prompt, request.context))
-            blocks = blocks[: -(-tokens // block_size)]
-        tokens = min(tokens, prompt)
+        tokens = len(request.prompt)
+    elif not request.is_prefill_leg:
+        return None
+    elif stock:
+        tokens = min(_whole(params.get("remote_num_tokens")), len(request.prompt))
     else:
-        return None
-    if not tokens:
-        return None
+        tokens = _proved(request)
+        blocks = blocks[: -(-tokens // block_size)]
+        if expiry is None or tokens <= cached_tokens:
+            return None
     # vLLM aligns local and remote blocks at their ends, not at their starts.
     wanted = -(-tokens // block_size) - cached_tokens // block_size
-    expiry = params.get("remote_blocks_expiry_time")
-    read = RemoteRead(
+    return RemoteRead(
         peer=peer,
         request_id=remote_id,
-        block_ids=tuple(blocks[-wanted:]) if wanted > 0 else (),
+        block_ids=tuple(blocks[-wanted:]) if tokens > cached_tokens else (),
         tokens=tokens,
-        expiry=float(expiry) if isinstance(expiry, int | float) else None,
+        expiry=expiry,
     )
-    return read if tokens > cached_tokens else replace(read, block_ids=())
 
 
 def answer_params(
@@ -90,7 +86,6 @@ def answer_params(
     address: Peer,
     tokens: int,
     expiry: float | None,
-    proof: DigestChain | None,
 ) -> dict[str, Any]:
     """What the answer says of the blocks that stay after a request.
 
@@ -98,8 +93,7 @@ def answer_params(
         request: The request, finished.
         address: This engine's side channel.
         tokens: Tokens whose KV the blocks hold.
-        expiry: When they go, on this engine's exported clock.
-        proof: Which tokens they hold; None to leave it out.
+        expiry: When they go, on this engine's exported clock; None for staged blocks.
 
     """
     params: dict[str, Any] = {
@@ -121,8 +115,6 @@ def answer_params(
         params["remote_prefill_cached_tokens"] = (
             request.sources.local_cache + request.sources.external
         )
-    if proof is not None:
-        params[KEY] = encode_proof(proof)
     return params
 
 
@@ -134,6 +126,15 @@ def peer_to_tell(params: Mapping[str, Any] | None) -> tuple[Peer, str] | None:
     if not params.get("do_remote_prefill") or peer is None or not isinstance(remote_id, str):
         return None
     return peer, remote_id
+
+
+def _proved(request: Request) -> int:
+    """Leading tokens of the prompt that the handle's blocks provably hold."""
+    proof = decode_proof(request.params)
+    if proof is None:
+        return 0
+    offered = _whole((request.params or {}).get("remote_num_tokens"))
+    return min(offered, common_prefix(proof, request.prompt, request.context))
 
 
 def _peer(params: Mapping[str, Any]) -> Peer | None:
@@ -151,6 +152,10 @@ def _block_ids(value: Any) -> Sequence[int]:
         return ()
     ids = value[0]
     return ids if all(isinstance(block_id, int) for block_id in ids) else ()
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _whole(value: Any) -> int:
