@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from kvplane_connector import __version__
 from kvplane_connector.settings import Role, Settings
 
 
@@ -57,7 +58,7 @@ def gather_facts(
         tensor_parallel_size=parallel.tensor_parallel_size,
         data_parallel_rank=rank,
         data_parallel_size=ranks,
-        connector_version=_installed("kvplane") or "0.1.0",
+        connector_version=__version__,
         vllm_version=vllm_version,
         nixl_version=_installed("nixl"),
         nixl_connector_version=nixl_connector_version,

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvplane_services.clock import Clock, SystemClock
 from kvplane_services.local import vllm_command
@@ -56,7 +58,11 @@ class EnginePair:
 
 
 def prefill_and_decode(
-    *, model_dir: Path, plane: str = "", model_name: str = "tiny"
+    *,
+    model_dir: Path,
+    plane: str = "",
+    model_name: str = "kvplane-tiny",
+    settings: Mapping[str, Any] | None = None,
 ) -> tuple[EngineOptions, EngineOptions]:
     """Options of a pair on free ports, to be amended with `dataclasses.replace`.
 
@@ -72,6 +78,7 @@ def prefill_and_decode(
         model_dir=model_dir,
         model_name=model_name,
         plane=plane,
+        settings=settings or {},
     )
     decode = EngineOptions(
         name="decode-0",
@@ -81,6 +88,7 @@ def prefill_and_decode(
         model_dir=model_dir,
         model_name=model_name,
         plane=plane,
+        settings=settings or {},
         prefix_caching=True,
     )
     return prefill, decode
@@ -156,7 +164,7 @@ async def local_engines(
 
 
 async def make_model(*, engine_python: Path, folder: Path, import_paths: Sequence[Path]) -> None:
-    """Has the engine's python write the tiny model to `folder`.
+    """Has the engine's python write the tiny model to `folder`, unless it is there already.
 
     Args:
         engine_python: The python that has vLLM.
@@ -170,7 +178,7 @@ async def make_model(*, engine_python: Path, folder: Path, import_paths: Sequenc
     process = await asyncio.create_subprocess_exec(
         str(engine_python),
         *("-m", "kvplane_services.local.tiny_model", str(folder)),
-        env={"PYTHONPATH": ":".join(map(str, import_paths))},
+        env={"PYTHONPATH": os.pathsep.join(map(str, import_paths)), "PYTHONSAFEPATH": "1"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -201,12 +201,13 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Writes the model to the folder named on the command line."""
+    """Writes the model to the folder named on the command line, unless it is there."""
     parser = argparse.ArgumentParser(description="Write a tiny Qwen3 model with random weights.")
     parser.add_argument("folder", type=Path, help="where to write it; made if missing")
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the weights (%(default)s)")
     arguments = parser.parse_args()
-    write(arguments.folder, arguments.seed)
+    if not is_complete(arguments.folder, arguments.seed):
+        write(arguments.folder, arguments.seed)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class EngineOptions:
     port: int
     side_channel_port: int
     model_dir: Path
-    model_name: str = "tiny"
+    model_name: str = "kvplane-tiny"
     plane: str = ""
     prefix_caching: bool = False
     blocks: int = 400

@@ -1,0 +1,118 @@
+"""Two real vLLM engines: how long a decode engine keeps what it retains, and what ends it."""
+
+import json
+import time
+
+from kvplane.api.lease.v1 import lease_pb2
+from kvplane_services.local.engines import EnginePair
+from tests.integration.vllm.conftest import LEASE_TTL
+from tests.integration.vllm.test_reuse import continued, new_session, opening
+from tests.support.recording_plane import RecordingPlane
+from tests.support.vllm_engines import ask, local_turn, metric, recomputed, transferred, turn
+
+
+def used(pair: EnginePair) -> float:
+    """Blocks in use at the decode engine, as vLLM says."""
+    return round(metric(pair.decode, "vllm:kv_cache_usage_perc") * 399)
+
+
+def until_free(pair: EnginePair, seconds: float) -> float:
+    deadline = time.monotonic() + seconds
+    while (blocks := used(pair)) and time.monotonic() < deadline:
+        # An idle engine's gauge is as old as its last step.
+        ask(pair.decode, [{"role": "user", "content": "x"}], max_tokens=1)
+        time.sleep(0.2)
+    return blocks
+
+
+def test_renewals_hold_and_silence_frees(plane: RecordingPlane, pair: EnginePair) -> None:
+    """Of three retentions only the renewed one outlives its TTL; then memory is all free again."""
+    kept, silent, local = new_session(), new_session(), new_session()
+    plane.renews = lambda one: one.session_key.session_id == kept
+    started = time.monotonic()
+    first = turn(pair, kept, opening(kept))
+    turn(pair, silent, opening(silent))
+    local_turn(pair, local, opening(local))
+    names = {session: plane.wait_for_session(session).retention_id for session in (silent, local)}
+    name = plane.wait_for_session(kept).retention_id
+
+    plane.wait(
+        lambda: all(one in plane.ended for one in names.values()),
+        seconds=LEASE_TTL + 3,
+        what="the unrenewed ones end",
+    )
+
+    assert time.monotonic() - started >= LEASE_TTL
+    assert {plane.ended[one] for one in names.values()} == {lease_pb2.END_REASON_EXPIRED}
+    while time.monotonic() - started < LEASE_TTL * 1.25:
+        time.sleep(0.1)
+    assert name in plane.retentions
+    # The handle was reported again with a later expiry, so it can still be read.
+    handle = json.loads(plane.retentions[name].handle.kv_transfer_params)
+    messages = continued(opening(kept), first)
+    before = transferred(pair.prefill)
+    second = turn(pair, kept, messages, handle=handle)
+    assert transferred(pair.prefill) - before == handle["remote_num_tokens"]
+    assert second.token_ids == recomputed(pair, messages).token_ids
+
+    plane.renews = lambda _: False
+    plane.wait(lambda: not plane.of_engine("decode-0"), seconds=LEASE_TTL + 3, what="all end")
+    assert until_free(pair, 3) == 0
+
+
+def test_a_release_ends_a_retention_at_its_exported_expiry(
+    plane: RecordingPlane, pair: EnginePair
+) -> None:
+    """What is released goes, with the plane's reason, and not before a reader's fence."""
+    session = new_session()
+    turn(pair, session, opening(session))
+    retention = plane.wait_for_session(session)
+    name = retention.retention_id
+    released = time.monotonic()
+
+    plane.releases[name] = lease_pb2.END_REASON_SUPERSEDED
+    plane.wait(lambda: name in plane.ended, seconds=LEASE_TTL + 3, what="the release")
+
+    assert plane.ended[name] == lease_pb2.END_REASON_SUPERSEDED
+    assert time.monotonic() - released > LEASE_TTL / 2
+
+
+def test_engines_serve_on_without_the_plane(plane: RecordingPlane, pair: EnginePair) -> None:
+    """While the plane is away turns go on; when it is back it hears of all that is held."""
+    session, meanwhile = new_session(), new_session()
+    turn(pair, session, opening(session))
+    name = plane.wait_for_session(session).retention_id
+    registered = len(plane.registrations)
+    plane.stop()
+
+    reply = turn(pair, meanwhile, opening(meanwhile))
+    plane.full_reports.clear()
+    plane.start()
+
+    assert reply.token_ids == recomputed(pair, opening(meanwhile)).token_ids
+    plane.wait_for_session(meanwhile)
+    decode = [one for one in plane.full_reports if one.name == "engines/decode-0"]
+    reported = {one.retention_id for one in decode[0].retentions}
+    assert name in reported
+    assert plane.retentions[name].lease == f"leases/{name}"
+    assert len(plane.registrations) == registered
+
+
+def test_the_engines_load_is_reported(plane: RecordingPlane, pair: EnginePair) -> None:
+    """Heartbeats carry the blocks in use and retained, shared ones once, and no idle requests."""
+    session = new_session()
+    first = turn(pair, session, opening(session))
+    plane.wait_for_session(session)
+    local_turn(pair, session, continued(opening(session), first))
+    newest = plane.wait_for_session(session, 2)
+
+    plane.wait(
+        lambda: plane.loads["engines/decode-0"].running_requests == 0, seconds=5, what="idle"
+    )
+    load = plane.loads["engines/decode-0"]
+    held = plane.of_engine("decode-0")
+    assert load.retentions == len(held)
+    assert load.retained_blocks == load.used_blocks
+    # Both turns share the blocks of their common prefix.
+    assert load.retained_blocks < sum(one.blocks for one in held.values())
+    assert load.retained_blocks >= newest.blocks
