@@ -1,0 +1,251 @@
+"""`kvplane up|leases|registry|router`: the processes of the plane; `kvplane config`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+    from typing import Any
+
+    from kvplane_services.settings import ProcessSettings
+
+    _S = TypeVar("_S", bound=ProcessSettings)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Settings in TOML; `kvplane config schema` lists them all. "
+        "[default: what KVPLANE_CONFIG names]",
+    ),
+]
+GrpcOption = Annotated[
+    str | None,
+    typer.Option(
+        "--grpc", metavar="HOST:PORT", help="Where to serve gRPC; port 0 takes a free one."
+    ),
+]
+HttpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--http",
+        metavar="HOST:PORT",
+        help="Where to serve the OpenAI API; port 0 takes a free one. [default: 127.0.0.1:8000]",
+    ),
+]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine",
+        metavar="ROLE=URL",
+        help="An engine with vLLM's own connector, by role (prefill, decode, both) and base "
+        "URL, as in prefill=http://127.0.0.1:8100; repeatable. Engines with kvplane's "
+        "connector register themselves.",
+    ),
+]
+LeasesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--leases",
+        metavar="HOST:PORT",
+        help="gRPC address of `kvplane leases`. [default: 127.0.0.1:7000]",
+    ),
+]
+TlsCertOption = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", metavar="FILE", help="Certificate chain for gRPC, in PEM."),
+]
+TlsKeyOption = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, in PEM.")
+]
+LogLevelOption = Annotated[
+    str | None,
+    typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
+]
+LogFormatOption = Annotated[
+    str | None, typer.Option("--log-format", metavar="FORMAT", help="text or json.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(up)
+    app.command()(leases)
+    app.command()(registry)
+    app.command()(router)
+    settings = typer.Typer(no_args_is_help=True, help="Show the settings.")
+    settings.command()(show)
+    settings.command()(schema)
+    app.add_typer(settings, name="config")
+
+
+def up(
+    *,
+    http: HttpOption = None,
+    grpc: GrpcOption = None,
+    engine: EngineOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Run everything in one process: leases, sessions, router and the OpenAI gateway.
+
+    Point OpenAI clients at the HTTP address, and engines at the gRPC address (by default
+    127.0.0.1:7000). Stops gracefully on SIGTERM or Ctrl-C.
+    """
+    from kvplane_services.clock import SystemClock
+    from kvplane_services.main.plane import run_plane
+    from kvplane_services.settings import PlaneSettings
+
+    settings = _load(
+        PlaneSettings,
+        config,
+        {
+            "gateway": {"http": http},
+            "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
+            "engines": engine,
+            "log": {"level": log_level, "format": log_format},
+        },
+    )
+    _run(run_plane(settings, clock=SystemClock()))
+
+
+def leases(
+    *,
+    grpc: GrpcOption = None,
+    engine: EngineOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Run the lease manager: engines register here, and report what they retain.
+
+    Serves EngineService and LeaseService, by default on 127.0.0.1:7000.
+    """
+    from kvplane_services.clock import SystemClock
+    from kvplane_services.main.leases import run_leases
+    from kvplane_services.settings import LeasesSettings
+
+    settings = _load(
+        LeasesSettings,
+        config,
+        {
+            "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
+            "engines": engine,
+            "log": {"level": log_level, "format": log_format},
+        },
+    )
+    _run(run_leases(settings, clock=SystemClock()))
+
+
+def registry(
+    *,
+    grpc: GrpcOption = None,
+    leases: LeasesOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Run the session registry, which follows the lease manager.
+
+    Serves SessionService, by default on 127.0.0.1:7001.
+    """
+    from kvplane_services.clock import SystemClock
+    from kvplane_services.main.registry import run_registry
+    from kvplane_services.settings import RegistrySettings
+
+    settings = _load(
+        RegistrySettings,
+        config,
+        {
+            "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
+            "peers": {"leases": leases},
+            "log": {"level": log_level, "format": log_format},
+        },
+    )
+    _run(run_registry(settings, clock=SystemClock()))
+
+
+def router(
+    *,
+    grpc: GrpcOption = None,
+    leases: LeasesOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Run a router, which follows the lease manager and decides turns for gateways.
+
+    Serves RouterService, by default on 127.0.0.1:7002. Without the lease manager it goes on
+    with what it knows.
+    """
+    from kvplane_services.clock import SystemClock
+    from kvplane_services.main.router import run_router
+    from kvplane_services.settings import RouterSettings
+
+    settings = _load(
+        RouterSettings,
+        config,
+        {
+            "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
+            "peers": {"leases": leases},
+            "log": {"level": log_level, "format": log_format},
+        },
+    )
+    _run(run_router(settings, clock=SystemClock()))
+
+
+ProcessArgument = Annotated[
+    str, typer.Argument(help="Which process: up, leases, registry, router, gateway or sim-engine.")
+]
+
+
+def show(process: ProcessArgument = "up", config: ConfigOption = None) -> None:
+    """Print the settings that a process would run with, from file, environment and defaults."""
+    from kvplane_services.settings import load
+
+    typer.echo(load(_kind(process), file=config).model_dump_json(indent=2))
+
+
+def schema(process: ProcessArgument = "up") -> None:
+    """Print every setting with its meaning, unit, bounds and default, as a JSON schema."""
+    import json
+
+    typer.echo(json.dumps(_kind(process).model_json_schema(), indent=2))
+
+
+def _load(
+    kind: "type[_S]", file: Path | None, flags: "Mapping[str, Mapping[str, Any] | Any]"
+) -> "_S":
+    from kvplane_services.main.logs import set_up_logs
+    from kvplane_services.settings import load
+
+    settings = load(kind, file=file, flags=flags)
+    set_up_logs(settings.log)
+    return settings
+
+
+def _run(process: "Coroutine[Any, Any, None]") -> None:
+    import asyncio
+
+    asyncio.run(process)
+
+
+def _kind(process: str) -> "type[ProcessSettings]":
+    from kvplane_services.errors import InvalidRequest
+    from kvplane_services.settings import PROCESSES
+
+    if process not in PROCESSES:
+        raise InvalidRequest(f"{process} is no process: choose one of {', '.join(PROCESSES)}")
+    return PROCESSES[process]

@@ -1,0 +1,1 @@
+"""Composition roots: one module per process, which puts its parts together and runs them."""

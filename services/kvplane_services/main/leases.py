@@ -1,0 +1,31 @@
+"""`kvplane leases`: EngineService and LeaseService."""
+
+from kvplane_services.adapters.memory import MemoryStore
+from kvplane_services.clock import Clock
+from kvplane_services.main.listeners import grpc_server, serving_grpc
+from kvplane_services.main.parts import leases_part
+from kvplane_services.main.prober import probe_named
+from kvplane_services.main.process import background, until_stopped
+from kvplane_services.settings import LeasesSettings
+
+
+async def run_leases(settings: LeasesSettings, *, clock: Clock) -> None:
+    """Runs until a signal asks to stop.
+
+    Raises:
+        InvalidRequest: The settings do not fit together.
+        OSError: The address is taken.
+
+    """
+    leases = leases_part(settings, store=MemoryStore(clock=clock), clock=clock)
+    server = grpc_server(settings.grpc)
+    leases.add_to(server)
+    prober = probe_named(
+        settings.engines, section=settings.prober, directory=leases.directory, clock=clock
+    )
+    async with (
+        until_stopped() as stopped,
+        background(*leases.loops(), prober),
+        serving_grpc(server, settings.grpc),
+    ):
+        await stopped.wait()

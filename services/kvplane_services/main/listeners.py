@@ -1,0 +1,106 @@
+"""The gRPC and HTTP servers of a process, from its settings."""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+
+from kvplane_services.clock import Clock
+from kvplane_services.errors import InvalidRequest
+from kvplane_services.grpc_server import GrpcServer, GrpcServerConfig
+from kvplane_services.listen import ListenAddress
+from kvplane_services.main.process import say
+from kvplane_services.router.ports import Router
+from kvplane_services.settings_sections import GatewaySection, GrpcSection
+
+_log = logging.getLogger(__name__)
+
+
+def grpc_server(section: GrpcSection) -> GrpcServer:
+    """The gRPC server, not yet listening.
+
+    Raises:
+        InvalidRequest: The certificate or its key is missing or unreadable.
+
+    """
+    return GrpcServer(
+        config=GrpcServerConfig(address=section.address, stop_grace=section.stop_grace),
+        credentials=_credentials(section),
+    )
+
+
+@asynccontextmanager
+async def serving_grpc(server: GrpcServer, section: GrpcSection) -> AsyncGenerator[None]:
+    """Serves inside of the block, and says where. Raises OSError if the address is taken."""
+    address = ListenAddress.parse(section.address)
+    secure = section.tls_cert is not None
+    if not address.is_loopback:
+        _log.warning(
+            "gRPC on %s is open to whoever reaches it: there is no authentication%s",
+            address,
+            "" if secure else " and no encryption (set grpc.tls_cert and grpc.tls_key)",
+        )
+    port = await server.start()
+    try:
+        say(f"gRPC ready on {ListenAddress(address.host, port)}")
+        yield
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def serving_gateway(
+    section: GatewaySection, *, router: Router, clock: Clock
+) -> AsyncGenerator[None]:
+    """Serves the OpenAI-compatible gateway inside of the block, and says where.
+
+    Raises:
+        OSError: The address is taken.
+
+    """
+    # The gateway's libraries are an extra; only processes that have it need them.
+    from kvplane_services.gateway.app import build_gateway  # noqa: PLC0415 - see above
+    from kvplane_services.gateway.config import GatewayConfig  # noqa: PLC0415 - see above
+    from kvplane_services.gateway.server import listening  # noqa: PLC0415 - see above
+    from kvplane_services.telemetry import Telemetry  # noqa: PLC0415 - see above
+
+    values = section.model_dump(exclude={"http", "tenant_secret"})
+    config = GatewayConfig(**values, tenant_secret=section.tenant_secret.get_secret_value())
+    address = ListenAddress.parse(section.http)
+    if not address.is_loopback:
+        _log.warning(
+            "HTTP on %s is open to whoever reaches it: there is no authentication and no "
+            "encryption; put a proxy in front that has both",
+            address,
+        )
+    telemetry = Telemetry()
+    app = build_gateway(router=router, settings=config, clock=clock, telemetry=telemetry)
+    try:
+        async with listening(
+            app, host=address.host, port=address.port, shutdown_grace=config.shutdown_grace
+        ) as (host, port):
+            say(f"HTTP ready on http://{ListenAddress(host, port)}")
+            yield
+    finally:
+        telemetry.close()
+
+
+def _credentials(section: GrpcSection) -> grpc.ServerCredentials | None:
+    if section.tls_cert is None and section.tls_key is None:
+        return None
+    if section.tls_cert is None or section.tls_key is None:
+        raise InvalidRequest(
+            "encryption needs both grpc.tls_cert and grpc.tls_key", field="grpc.tls_cert"
+        )
+    pair = (read_pem(section.tls_key), read_pem(section.tls_cert))
+    return grpc.ssl_server_credentials([pair])
+
+
+def read_pem(file: Path) -> bytes:
+    """A certificate or key. Raises InvalidRequest."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error

@@ -1,0 +1,168 @@
+"""Puts parts together from settings: the lease manager's side, and the router's."""
+
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from kvplane.api.engine.v1 import engine_pb2, engine_pb2_grpc
+from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
+from kvplane.api.router.v1 import router_pb2, router_pb2_grpc
+from kvplane.api.session.v1 import session_pb2, session_pb2_grpc
+from kvplane_services.adapters.memory import MemoryStore
+from kvplane_services.clock import Clock
+from kvplane_services.engine.directory import EngineDirectory
+from kvplane_services.engine.model import Engine
+from kvplane_services.engine.registration import DirectoryConfig
+from kvplane_services.engine.servicer import EngineServicer
+from kvplane_services.errors import InvalidRequest
+from kvplane_services.grpc_server import GrpcServer
+from kvplane_services.lease.config import LeaseConfig
+from kvplane_services.lease.manager import LeaseManager
+from kvplane_services.lease.model import Lease
+from kvplane_services.lease.ports import LeaseControl
+from kvplane_services.lease.servicer import LeaseServicer
+from kvplane_services.router.claims import LeaseClaims
+from kvplane_services.router.config import RouterConfig
+from kvplane_services.router.decider import Decider
+from kvplane_services.router.explain import Explainer
+from kvplane_services.router.inflight import InFlight
+from kvplane_services.router.servicer import RouterServicer
+from kvplane_services.router.view import RouterView
+from kvplane_services.session.model import Session
+from kvplane_services.session.registry import SessionRegistry
+from kvplane_services.session.servicer import SessionServicer
+from kvplane_services.settings import LeasesSettings
+from kvplane_services.settings_sections import RouterSection
+from kvplane_services.store.ports import Feed
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesPart:
+    """Engines and leases, with the embedded store."""
+
+    directory: EngineDirectory
+    manager: LeaseManager
+
+    def add_to(self, server: GrpcServer) -> None:
+        """Adds EngineService and LeaseService."""
+        server.add(
+            engine_pb2_grpc.add_EngineServiceServicer_to_server,
+            EngineServicer(directory=self.directory, manager=self.manager),
+            _service(engine_pb2, "EngineService"),
+        )
+        server.add(
+            lease_pb2_grpc.add_LeaseServiceServicer_to_server,
+            LeaseServicer(manager=self.manager),
+            _service(lease_pb2, "LeaseService"),
+        )
+
+    def loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """What runs in the background."""
+        return self.directory.run(), self.manager.run()
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPart:
+    """Decisions from a view that follows feeds."""
+
+    decider: Decider
+    explainer: Explainer
+    view: RouterView
+    claims: LeaseClaims
+    engines: Feed[Engine]
+    leases: Feed[Lease]
+
+    def add_to(self, server: GrpcServer) -> None:
+        """Adds RouterService."""
+        server.add(
+            router_pb2_grpc.add_RouterServiceServicer_to_server,
+            RouterServicer(router=self.decider, explainer=self.explainer),
+            _service(router_pb2, "RouterService"),
+        )
+
+    def loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """What runs in the background."""
+        return self.view.run(engines=self.engines, leases=self.leases), self.claims.run()
+
+
+def leases_part(settings: LeasesSettings, *, store: MemoryStore, clock: Clock) -> LeasesPart:
+    """Engines and leases. Raises InvalidRequest if spans do not fit together."""
+    directory = EngineDirectory(
+        table=store.table(Engine),
+        epochs=store.sequence(),
+        clock=clock,
+        plane_version=version("kvplane"),
+        config=_config(DirectoryConfig, settings.registration, "registration"),
+    )
+    manager = LeaseManager(
+        table=store.table(Lease),
+        tokens=store.sequence(),
+        engines=directory,
+        clock=clock,
+        config=_config(LeaseConfig, settings.leases, "leases"),
+    )
+    return LeasesPart(directory=directory, manager=manager)
+
+
+def router_part(
+    section: RouterSection,
+    *,
+    engines: Feed[Engine],
+    leases: Feed[Lease],
+    control: LeaseControl,
+    clock: Clock,
+) -> RouterPart:
+    """A router that follows these feeds."""
+    config = RouterConfig(**section.model_dump(exclude={"claim_ttl"}))
+    view = RouterView(clock=clock, grace=config.restart_grace, memory=config.memory)
+    in_flight = InFlight(limit=config.max_in_flight, retry_after=config.retry_after)
+    claims = LeaseClaims(
+        control=control,
+        clock=clock,
+        holder=f"routers/{uuid.uuid4().hex[:12]}",
+        ttl=section.claim_ttl,
+        limit=config.max_in_flight,
+    )
+    decider = Decider(
+        view=view,
+        in_flight=in_flight,
+        claims=claims,
+        config=config,
+        clock=clock,
+        new_id=lambda: uuid.uuid4().hex,
+    )
+    explainer = Explainer(view=view, in_flight=in_flight, config=config)
+    return RouterPart(decider, explainer, view, claims, engines, leases)
+
+
+def registry_part(
+    *, store: MemoryStore, leases: Feed[Lease], control: LeaseControl, clock: Clock
+) -> SessionRegistry:
+    """A session registry that follows these leases."""
+    return SessionRegistry(table=store.table(Session), leases=leases, control=control, clock=clock)
+
+
+def add_registry(server: GrpcServer, registry: SessionRegistry) -> None:
+    """Adds SessionService."""
+    server.add(
+        session_pb2_grpc.add_SessionServiceServicer_to_server,
+        SessionServicer(registry=registry),
+        _service(session_pb2, "SessionService"),
+    )
+
+
+def _service(module: Any, name: str) -> str:
+    return str(module.DESCRIPTOR.services_by_name[name].full_name)
+
+
+def _config(kind: Callable[..., C], section: BaseModel, name: str) -> C:
+    try:
+        return kind(**section.model_dump())
+    except ValueError as error:
+        raise InvalidRequest(f"settings, section {name}: {error}", field=name) from error

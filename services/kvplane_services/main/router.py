@@ -1,0 +1,32 @@
+"""`kvplane router`: RouterService, following the lease manager of another process."""
+
+from kvplane_services.adapters.grpc_feeds import engine_feed, lease_feed
+from kvplane_services.adapters.grpc_lease_control import RemoteLeaseControl
+from kvplane_services.clock import Clock
+from kvplane_services.main.listeners import grpc_server, serving_grpc
+from kvplane_services.main.parts import router_part
+from kvplane_services.main.peers import plane_of
+from kvplane_services.main.process import background, until_stopped
+from kvplane_services.settings import RouterSettings
+
+
+async def run_router(settings: RouterSettings, *, clock: Clock) -> None:
+    """Runs until a signal asks to stop.
+
+    Raises:
+        InvalidRequest: The settings do not fit together.
+        OSError: The address is taken.
+
+    """
+    async with until_stopped() as stopped, plane_of(settings.peers, clock=clock) as plane:
+        router = router_part(
+            settings.router,
+            engines=engine_feed(plane, clock=clock),
+            leases=lease_feed(plane, clock=clock),
+            control=RemoteLeaseControl(plane=plane),
+            clock=clock,
+        )
+        server = grpc_server(settings.grpc)
+        router.add_to(server)
+        async with background(*router.loops()), serving_grpc(server, settings.grpc):
+            await stopped.wait()
