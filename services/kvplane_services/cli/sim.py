@@ -2,16 +2,11 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from kvplane_services.engine.model import Role
-
-if TYPE_CHECKING:
-    from kvplane_services.settings_sections import SimSection
-    from kvplane_services.sim.config import SimEngineConfig
-    from kvplane_services.sim.engine import SimEngine
 
 
 def register(app: typer.Typer) -> None:
@@ -127,14 +122,22 @@ def sim_engine(
 
     It keeps account of KV blocks as vLLM does, takes as long as it is told to, and answers
     deterministically: a wrong block read shows as a wrong answer. The default speed is that of
-    a 32B model on one H200. Faults can be set while it runs, from the same machine:
+    a 32B model on one H200. A pair on this machine, registered at `kvplane up`:
 
-        curl -d '{"faults": [{"kind": "freeze"}]}' -H 'content-type: application/json'
-        http://127.0.0.1:8100/sim/faults
+    kvplane sim-engine --role prefill --http 127.0.0.1:8100 --plane 127.0.0.1:7000
+
+    kvplane sim-engine --role decode --http 127.0.0.1:8200 --plane 127.0.0.1:7000
+
+    Faults can be set while it runs, from the same machine; an empty list takes them back:
+
+    curl 127.0.0.1:8100/sim/faults --json '{"faults": [{"kind": "freeze"}]}'
     """
     if list_faults:
         _print_faults()
         return
+    from kvplane_services.clock import SystemClock
+    from kvplane_services.main.logs import set_up_logs
+    from kvplane_services.main.sim_engine import run_sim_engine
     from kvplane_services.settings import SimEngineSettings, load
 
     settings = load(
@@ -167,92 +170,8 @@ def sim_engine(
             }
         },
     )
-    asyncio.run(_serve(settings.sim, level=settings.log.level))
-
-
-async def _serve(section: "SimSection", *, level: str) -> None:
-    import logging
-    import signal
-    from importlib.metadata import version
-
-    from kvplane_services.clock import SystemClock
-    from kvplane_services.sim.engine import SimEngine
-    from kvplane_services.sim.faults import FaultSet, parse_option
-
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    engine = SimEngine(
-        config=config_of(section),
-        version=version("kvplane"),
-        clock=SystemClock(),
-        faults=FaultSet(parse_option(text) for text in section.faults),
-    )
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    async with engine as serving:
-        typer.echo(
-            f"sim-engine {serving.engine_id} ({section.role}) serves {section.model} at "
-            f"{serving.endpoint}"
-        )
-        await _run_until(stop, engine)
-
-
-async def _run_until(stop: asyncio.Event, engine: "SimEngine") -> None:
-    class Stopped(Exception):
-        """The process was asked to stop."""
-
-    async def wait() -> None:
-        await stop.wait()
-        raise Stopped
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(engine.run())
-            tasks.create_task(wait())
-    except* Stopped:
-        pass
-
-
-def config_of(section: "SimSection") -> "SimEngineConfig":
-    """What the settings ask for."""
-    from kvplane_services.sim.config import (
-        ConnectorRules,
-        EngineShape,
-        EngineSpeed,
-        SimEngineConfig,
-    )
-
-    return SimEngineConfig(
-        role=Role(section.role),
-        engine_id=section.engine_id,
-        model=section.model,
-        http=section.http,
-        side_channel=section.side_channel,
-        plane=section.plane,
-        advertise=section.advertise,
-        labels=section.labels,
-        shape=EngineShape(
-            blocks=section.blocks,
-            block_size=section.block_size,
-            max_model_len=section.max_model_len,
-            max_running=section.max_running,
-            max_batched_tokens=section.max_batched_tokens,
-            prefix_caching=section.prefix_caching,
-            seed=section.seed,
-        ),
-        speed=EngineSpeed(
-            prefill_tokens_per_s=section.prefill_tokens_per_s,
-            decode_ms_per_token=section.decode_ms_per_token,
-            transfer_ms=section.transfer_ms,
-            transfer_us_per_descriptor=section.transfer_us_per_descriptor,
-            descriptors_per_block=section.descriptors_per_block,
-            transfer_tokens_per_s=section.transfer_tokens_per_s,
-        ),
-        connector=ConnectorRules(stock=section.stock, retention_ttl=section.retention_ttl),
-    )
+    set_up_logs(settings.log)
+    asyncio.run(run_sim_engine(settings, clock=SystemClock()))
 
 
 def _labels(pairs: list[str]) -> dict[str, str]:
