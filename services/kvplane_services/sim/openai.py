@@ -77,7 +77,7 @@ class ChatBody(_Common, kw_only=True):
 class CompletionBody(_Common, kw_only=True):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[Any]
     logprobs: int | None = None
     echo: bool | None = False
 
@@ -179,16 +179,18 @@ def _prompt(body: ChatBody | CompletionBody) -> list[int]:
         except InvalidRequest as error:
             raise BadRequest(error.message, param="messages") from error
     prompt: Any = body.prompt
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        if len(prompt) != 1:
-            raise BadRequest("The simulated engine takes one prompt a request", param="prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
-    tokens = encode(prompt) if isinstance(prompt, str) else list(prompt)
+    tokens = encode(prompt) if isinstance(prompt, str) else prompt
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise BadRequest(
+            "The simulated engine takes one prompt a request, a text or token ids", param="prompt"
+        )
     if not tokens:
         raise BadRequest("The decoder prompt cannot be empty", param="prompt")
     if not all(0 <= token < VOCABULARY for token in tokens):
         raise BadRequest(f"Token ids must be below {VOCABULARY}", param="prompt")
-    return tokens
+    return list(tokens)
 
 
 def _check_length(prompt: int, limit: int | None, max_model_len: int) -> None:

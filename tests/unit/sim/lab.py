@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from kvplane.digest import context_of
 from kvplane.transfer_params import KEY, TurnMark, encode_proof
@@ -156,7 +156,7 @@ class Running:
         self._engines = engines
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> "Running":
+    async def __aenter__(self) -> Self:
         for engine in self._engines:
             task = asyncio.ensure_future(engine.scheduler.run())
             self._stack.push_async_callback(_ended, task)
