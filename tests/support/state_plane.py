@@ -1,0 +1,117 @@
+"""The plane's state on a fake clock: store, directory, lease manager and session registry."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from kvplane_services.adapters.memory import MemoryStore
+from kvplane_services.engine.directory import EngineDirectory
+from kvplane_services.engine.model import Engine
+from kvplane_services.engine.registration import DirectoryConfig
+from kvplane_services.lease.config import LeaseConfig
+from kvplane_services.lease.manager import LeaseManager
+from kvplane_services.lease.model import Lease
+from kvplane_services.lease.reports import Directive, EngineReport, ReportAnswer
+from kvplane_services.session.config import SessionConfig
+from kvplane_services.session.model import Session
+from kvplane_services.session.registry import SessionRegistry
+from kvplane_services.store.ports import Event, Upserted
+from tests.support.clock import FakeClock
+from tests.support.state_values import PLANE_VERSION, engine_of
+
+
+class StatePlane:
+    """All of it in one process, as `kvplane up` wires it. Loops run only where a test runs them."""
+
+    def __init__(
+        self,
+        *,
+        clock: FakeClock | None = None,
+        directory: DirectoryConfig | None = None,
+        leases: LeaseConfig | None = None,
+        sessions: SessionConfig | None = None,
+    ) -> None:
+        self.clock = clock or FakeClock()
+        self.store = MemoryStore(clock=self.clock)
+        self.lease_table = self.store.table(Lease)
+        self.directory = EngineDirectory(
+            table=self.store.table(Engine),
+            epochs=self.store.sequence(),
+            clock=self.clock,
+            plane_version=PLANE_VERSION,
+            config=directory,
+        )
+        self.manager = LeaseManager(
+            table=self.lease_table,
+            tokens=self.store.sequence(),
+            engines=self.directory,
+            clock=self.clock,
+            config=leases,
+        )
+        self.registry = SessionRegistry(
+            table=self.store.table(Session),
+            leases=self.manager.feed(),
+            control=self.manager,
+            clock=self.clock,
+            config=sessions,
+        )
+        self.lease_events: list[Event[Lease]] = []
+
+    async def register(self, engine: Engine | None = None, **wishes: Any) -> Engine:
+        """Registers an engine as EngineService does."""
+        registration = await self.directory.register(engine or engine_of(), **wishes)
+        await self.manager.observe(registration.engine)
+        return registration.engine
+
+    async def report(self, engine: Engine, report: EngineReport) -> ReportAnswer:
+        """Heartbeats and reports as EngineService does."""
+        await self.directory.heartbeat(engine.engine_id, engine.epoch)
+        return await self.manager.report(engine, report)
+
+    async def held_lease(self, engine: Engine, report: EngineReport) -> Lease:
+        """Reports one new retention, and returns the lease that the engine is told of."""
+        (directive,) = (await self.report(engine, report)).directives
+        return self.manager.get(directive.lease)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Runs all loops."""
+        async with asyncio.TaskGroup() as tasks:
+            loops = [
+                tasks.create_task(part.run())
+                for part in (self.directory, self.manager, self.registry)
+            ]
+            await self.settle()
+            yield
+            for loop in loops:
+                loop.cancel()
+
+    async def settle(self) -> None:
+        """Lets every task that can go on do so."""
+        await self.clock.advance(0)
+
+    @asynccontextmanager
+    async def recorded_leases(self) -> AsyncIterator[list[Event[Lease]]]:
+        """Events of the leases from here on, initial state left out."""
+        events: list[Event[Lease]] = []
+
+        async def record() -> None:
+            after = self.store.revision
+            async for event in self.manager.watch(after=after):
+                if isinstance(event, Upserted):
+                    events.append(event)
+
+        recorder = asyncio.ensure_future(record())
+        await self.settle()
+        try:
+            yield events
+        finally:
+            await self.settle()
+            recorder.cancel()
+            await asyncio.gather(recorder, return_exceptions=True)
+
+
+def by_retention(answer: ReportAnswer) -> dict[str, Directive]:
+    """The directives of an answer, by retention."""
+    return {directive.retention_id: directive for directive in answer.directives}
