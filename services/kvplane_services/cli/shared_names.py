@@ -26,7 +26,8 @@ def fold_processes(app: typer.Typer) -> None:
     """Makes each command that has a group of the same name the group's `serve`."""
     groups = {info.name: info for info in app.registered_groups}
     for command in list(app.registered_commands):
-        group = groups.get(command.name)
+        callback = getattr(command.callback, "__name__", "")
+        group = groups.get(command.name or callback)
         if group is None or group.typer_instance is None:
             continue
         app.registered_commands.remove(command)
