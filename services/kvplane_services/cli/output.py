@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kvplane_services.cli.spans import show_span
-from kvplane_services.clock import SystemClock
+from kvplane_services.clock import Clock
 
 # No table is as wide: where nobody looks at a terminal, nothing is cut or wrapped.
 _UNBOUNDED = 100_000
@@ -99,7 +99,7 @@ def duration_text(span: Duration) -> str:
     return show_span(span.ToNanoseconds() / 1e9)
 
 
-def until_text(moment: Timestamp, *, clock: SystemClock) -> str:
+def until_text(moment: Timestamp, *, clock: Clock) -> str:
     """How long until a moment, or since; by this machine's clock, so only roughly."""
     if not moment.ToNanoseconds():
         return ""
