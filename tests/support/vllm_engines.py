@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -30,6 +30,23 @@ IMPORT_PATHS = (ROOT / "clients" / "python", ROOT / "connector", ROOT / "service
 MODEL = "kvplane-tiny"
 
 Messages = list[dict[str, str]]
+
+
+class Served(Protocol):
+    """An engine that can be asked, real or not."""
+
+    @property
+    def url(self) -> str: ...
+
+
+class ServedPair(Protocol):
+    """Two that work together."""
+
+    @property
+    def prefill(self) -> Served: ...
+
+    @property
+    def decode(self) -> Served: ...
 
 
 def engine_python() -> Path:
@@ -85,7 +102,7 @@ class Reply:
 
 
 def ask(
-    engine: LocalEngine,
+    engine: Served,
     messages: Messages,
     *,
     params: Mapping[str, Any] | None = None,
@@ -116,13 +133,13 @@ def ask(
         return _streamed(answer) if stream else _whole(json.load(answer))
 
 
-def recomputed(pair: EnginePair, messages: Messages, *, max_tokens: int = 24) -> Reply:
+def recomputed(pair: ServedPair, messages: Messages, *, max_tokens: int = 24) -> Reply:
     """What the prefill engine alone answers, reading from nobody and caching nothing."""
     return ask(pair.prefill, messages, max_tokens=max_tokens)
 
 
 def turn(
-    pair: EnginePair,
+    pair: ServedPair,
     session_id: str,
     messages: Messages,
     *,
@@ -138,14 +155,14 @@ def turn(
 
 
 def local_turn(
-    pair: EnginePair, session_id: str, messages: Messages, *, max_tokens: int = 24
+    pair: ServedPair, session_id: str, messages: Messages, *, max_tokens: int = 24
 ) -> Reply:
     """A turn that the decode engine serves by itself, its answer streamed."""
     params = {**LOCAL_ONLY, KEY: TurnMark("", MODEL, "", session_id).encode()}
     return ask(pair.decode, messages, params=params, max_tokens=max_tokens, stream=True)
 
 
-def metric(engine: LocalEngine, name: str, **labels: str) -> float:
+def metric(engine: Served, name: str, **labels: str) -> float:
     """The sum of vLLM's samples of this name with these labels; 0 if there are none."""
     with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as answer:  # noqa: S310 - loopback
         text = answer.read().decode()
@@ -157,17 +174,17 @@ def metric(engine: LocalEngine, name: str, **labels: str) -> float:
     )
 
 
-def transferred(engine: LocalEngine) -> int:
+def transferred(engine: Served) -> int:
     """Prompt tokens that an engine read from others, as vLLM counts."""
     return _by_source(engine, "external_kv_transfer")
 
 
-def computed(engine: LocalEngine) -> int:
+def computed(engine: Served) -> int:
     """Prompt tokens that an engine computed, as vLLM counts."""
     return _by_source(engine, "local_compute")
 
 
-def _by_source(engine: LocalEngine, source: str) -> int:
+def _by_source(engine: Served, source: str) -> int:
     return int(metric(engine, "vllm:prompt_tokens_by_source_total", source=source))
 
 

@@ -165,13 +165,13 @@ class HttpServer:
         try:
             if parsed.stream:
                 return await self._stream(http, request, parsed, answer)
-            return await self._whole(http, request, answer)
+            return await self._whole(http, request, parsed, answer)
         finally:
             # Does nothing if the request is over; else its client is gone.
             self._scheduler.abort(request)
 
     async def _whole(
-        self, http: web.Request, request: Request, answer: Answer
+        self, http: web.Request, request: Request, parsed: Parsed, answer: Answer
     ) -> web.StreamResponse:
         while True:
             output = await request.outputs.get()
@@ -186,6 +186,8 @@ class HttpServer:
             stop_reason=output.stop_reason,
             usage=_usage(request),
             params=None if no_params else output.params,
+            token_ids=request.tokens[len(request.prompt) :] if parsed.token_ids else None,
+            prompt_token_ids=request.prompt if parsed.token_ids else None,
         )
         encoded = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         response = web.StreamResponse()
@@ -210,21 +212,33 @@ class HttpServer:
             data = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
             await writer.write(f"data: {data}\n\n".encode())
 
-        opening = answer.opening()
+        opening = answer.opening(prompt_token_ids=request.prompt if parsed.token_ids else None)
         if opening is not None:
             await send(opening)
         held_back = max((len(stop) for stop in parsed.sampling.stop), default=1) - 1
         text, sent = "", 0
-        while output.finish_reason is None:
-            text += decode([output.token] if output.token is not None else [])
+        token_ids: list[int] = []
+        while True:
+            if output.token is not None:
+                text += decode([output.token])
+                token_ids.append(output.token)
+            if output.finish_reason is not None:
+                break
             upto = len(text) - held_back
-            if upto > sent or (output.token is not None and not held_back):
-                await send(answer.chunk(text[sent:upto], finish_reason=None, stop_reason=None))
+            if upto > sent or not held_back:
+                chunk_ids, token_ids = token_ids, []
+                await send(
+                    answer.chunk(text[sent:upto], token_ids=chunk_ids if parsed.token_ids else None)
+                )
                 sent = upto
             output = await request.outputs.get()
-        rest = _shown(request, output)[sent:]
         await send(
-            answer.chunk(rest, finish_reason=output.finish_reason, stop_reason=output.stop_reason)
+            answer.chunk(
+                _shown(request, output)[sent:],
+                finish_reason=output.finish_reason,
+                stop_reason=output.stop_reason,
+                token_ids=token_ids if parsed.token_ids else None,
+            )
         )
         if parsed.include_usage:
             await send(answer.usage_chunk(_usage(request)))

@@ -1,6 +1,6 @@
 """OpenAI requests as vLLM takes them, and answers in the shape that vLLM gives them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ class _Common(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool = False
     cache_salt: str | None = None
+    return_token_ids: bool | None = False
     kv_transfer_params: dict[str, Any] | None = None
 
 
@@ -94,6 +95,7 @@ class Parsed:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    token_ids: bool
 
 
 def require_json(content_type: str) -> None:
@@ -154,6 +156,7 @@ def parse(
         stream=bool(body.stream),
         include_usage=options.include_usage,
         continuous_usage=options.continuous_usage_stats,
+        token_ids=bool(body.return_token_ids),
     )
 
 
@@ -236,6 +239,8 @@ class Answer:
         stop_reason: str | None,
         usage: Mapping[str, Any],
         params: Mapping[str, Any] | None,
+        token_ids: Sequence[int] | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
     ) -> dict[str, Any]:
         """The answer that does not stream."""
         choice: dict[str, Any] = {"index": 0}
@@ -255,10 +260,15 @@ class Answer:
             "logprobs": None,
             "finish_reason": finish_reason.value,
             "stop_reason": stop_reason,
-            "token_ids": None,
+            "token_ids": token_ids,
         }
+        if not self._chat:
+            choice["prompt_token_ids"] = prompt_token_ids
+        head: dict[str, Any] = {**self._head}
+        if self._chat:
+            head["prompt_token_ids"] = prompt_token_ids
         return {
-            **self._head,
+            **head,
             "object": "chat.completion" if self._chat else "text_completion",
             "choices": [choice],
             "service_tier": None,
@@ -268,15 +278,21 @@ class Answer:
             "kv_transfer_params": params,
         }
 
-    def opening(self) -> dict[str, Any] | None:
+    def opening(self, *, prompt_token_ids: Sequence[int] | None = None) -> dict[str, Any] | None:
         """The first chunk of a stream, which names the role; None for plain completions."""
         if not self._chat:
             return None
         delta = {"role": "assistant", "content": ""}
-        return self._chunk([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._chunk([choice]), "prompt_token_ids": prompt_token_ids}
 
     def chunk(
-        self, text: str, *, finish_reason: FinishReason | None, stop_reason: str | None
+        self,
+        text: str,
+        *,
+        finish_reason: FinishReason | None = None,
+        stop_reason: str | None = None,
+        token_ids: Sequence[int] | None = None,
     ) -> dict[str, Any]:
         """A chunk of a stream."""
         choice: dict[str, Any] = {"index": 0}
@@ -288,7 +304,7 @@ class Answer:
         choice["finish_reason"] = finish_reason.value if finish_reason else None
         if finish_reason or not self._chat:
             choice["stop_reason"] = stop_reason
-        choice["token_ids"] = None
+        choice["token_ids"] = token_ids
         return self._chunk([choice])
 
     def usage_chunk(self, usage: Mapping[str, Any]) -> dict[str, Any]:
