@@ -1,0 +1,251 @@
+import json
+from typing import Any
+
+from kvplane.client.retention import EndReason, Release, Renew, Report
+from kvplane.digest import common_prefix, context_of
+from kvplane.transfer_params import TurnMark, decode_proof
+from kvplane_connector.retentions import RetainedTurn, RetentionLedger
+
+TTL = 30.0
+CONTEXT = context_of()
+
+
+def ledger(low: float = 1.0, high: float = 100.0) -> RetentionLedger:
+    return RetentionLedger(ttl=TTL, clamp_ttl=lambda ttl: min(max(ttl, low), high))
+
+
+def retained(name: str = "r1", *, expiry: float = 130.0, blocks: range = range(3)) -> RetainedTurn:
+    return RetainedTurn(
+        retention_id=name,
+        mark=TurnMark("t", "m", "a", "s", "d-1", b"\x07"),
+        token_ids=list(range(300)),
+        context=CONTEXT,
+        block_ids=frozenset(blocks),
+        block_size=128,
+        kv_transfer_params={"do_remote_decode": True, "remote_blocks_expiry_time": expiry},
+        expiry=expiry,
+    )
+
+
+def renew(ttl: float, name: str = "r1", token: int = 1) -> Renew:
+    return Renew(name, "leases/l1", token, ttl)
+
+
+def release(name: str = "r1", token: int = 1) -> Release:
+    return Release(name, "leases/l1", token, EndReason.SUPERSEDED)
+
+
+def exported_expiry(report: Report) -> float:
+    (retention,) = report.retentions
+    params: dict[str, Any] = json.loads(retention.kv_transfer_params)
+    expiry: float = params["remote_blocks_expiry_time"]
+    return expiry
+
+
+def reported(book: RetentionLedger) -> Report:
+    report = book.changes()
+    book.acknowledge(report)
+    return report
+
+
+def test_a_retention_is_reported_with_its_proof() -> None:
+    """The handle is vLLM's, with a proof from which a reader finds the common prefix."""
+    book = ledger()
+
+    book.begin(retained())
+
+    (retention,) = book.changes().retentions
+    params = json.loads(retention.kv_transfer_params)
+    proof = decode_proof(params)
+    assert proof is not None
+    assert common_prefix(proof, list(range(300)), CONTEXT) == 300
+    assert retention.digests == proof
+    assert params["do_remote_decode"] is True
+    assert params["kvplane"]["block_size"] == 128
+    assert retention.session_key == ("t", "m", "a", "s")
+    assert (retention.tokens, retention.blocks, retention.deadline) == (300, 3, 130.0)
+    assert (retention.decision_id, retention.message_digest) == ("d-1", b"\x07")
+
+
+def test_a_renewal_is_not_promised_before_the_workers_keep_it() -> None:
+    """A handle says a later expiry only once the workers confirmed it."""
+    book = ledger()
+    book.begin(retained())
+    reported(book)
+
+    book.apply([renew(30)], sent_at=120.0)
+
+    assert book.take_orders() == {"r1": 150.0}
+    assert reported(book).retentions == ()
+    assert book.confirm({"r1": 150.0})
+    assert exported_expiry(reported(book)) == 150.0
+
+
+def test_orders_are_taken_once() -> None:
+    """The workers hear of each new deadline once, and only of the last one."""
+    book = ledger()
+    book.begin(retained())
+
+    book.apply([renew(30)], sent_at=110.0)
+    book.apply([renew(30)], sent_at=120.0)
+
+    assert book.take_orders() == {"r1": 150.0}
+    assert book.take_orders() == {}
+
+
+def test_a_deadline_never_moves_before_what_was_promised() -> None:
+    """A shorter TTL than the one in force orders nothing."""
+    book = ledger()
+    book.begin(retained(expiry=130.0))
+
+    book.apply([renew(5)], sent_at=101.0)
+
+    assert book.take_orders() == {}
+
+
+def test_small_renewals_do_not_report_the_handle_each_time() -> None:
+    """A handle is reported anew when its expiry can move by a quarter of the TTL."""
+    book = ledger()
+    book.begin(retained(expiry=130.0))
+    reported(book)
+    reports = []
+
+    for second in range(1, 17):
+        book.apply([renew(30)], sent_at=100.0 + second)
+        book.confirm(book.take_orders())
+        reports += reported(book).retentions
+
+    assert [one.deadline for one in reports] == [138.0, 146.0]
+
+
+def test_the_ttl_is_put_within_the_bounds() -> None:
+    """Neither a plane's renewal nor its TTL for new retentions passes the operator's bounds."""
+    book = ledger(low=10, high=60)
+    book.begin(retained(expiry=130.0))
+
+    book.apply([renew(1000)], sent_at=120.0)
+    book.set_ttl(2)
+
+    assert book.take_orders() == {"r1": 180.0}
+    assert book.ttl == 10
+
+
+def test_a_release_lowers_the_deadline_to_what_was_promised_and_no_further() -> None:
+    """Readers that hold a handle are safe until its expiry; what was renewed beyond is given up."""
+    book = ledger()
+    book.begin(retained(expiry=130.0))
+    reported(book)
+    book.apply([renew(32)], sent_at=100.0)
+    book.confirm(book.take_orders())
+
+    book.apply([release()], sent_at=103.0)
+
+    assert book.take_orders() == {"r1": 130.0}
+
+
+def test_what_was_released_is_not_renewed_and_ends_with_the_planes_reason() -> None:
+    """A renewal that comes after a release is ignored."""
+    book = ledger()
+    book.begin(retained(expiry=130.0))
+    reported(book)
+    book.apply([release()], sent_at=103.0)
+
+    book.apply([renew(50)], sent_at=104.0)
+    ended = book.end("r1")
+
+    assert book.take_orders() == {}
+    assert ended
+    assert book.changes().ended == (("r1", EndReason.SUPERSEDED),)
+
+
+def test_a_renewal_confirmed_after_a_release_is_not_promised() -> None:
+    """The crossing of a renewal with a release leaves the promised expiry as it was."""
+    book = ledger()
+    book.begin(retained(expiry=130.0))
+    reported(book)
+    book.apply([renew(60)], sent_at=110.0)
+    renewed = book.take_orders()
+    book.apply([release()], sent_at=111.0)
+
+    book.confirm(renewed)
+
+    assert book.take_orders() == {"r1": 130.0}
+    assert reported(book).retentions == ()
+
+
+def test_an_older_fencing_token_orders_nothing() -> None:
+    """Directives of a lease that was superseded by a newer grant are ignored."""
+    book = ledger()
+    book.begin(retained())
+    book.apply([renew(30, token=5)], sent_at=110.0)
+    book.take_orders()
+
+    book.apply([renew(60, token=4), release(token=4)], sent_at=111.0)
+
+    assert book.take_orders() == {}
+
+
+def test_an_end_is_reported_as_expired_unless_asked_for() -> None:
+    """What nobody renewed and nobody released has expired; an unknown one is no event."""
+    book = ledger()
+    book.begin(retained())
+    reported(book)
+
+    assert book.end("r1")
+    assert not book.end("r1")
+    assert book.changes().ended == (("r1", EndReason.EXPIRED),)
+
+
+def test_an_end_discards_pending_orders() -> None:
+    """Workers are not told of a retention that they gave up."""
+    book = ledger()
+    book.begin(retained())
+    book.apply([renew(60)], sent_at=110.0)
+
+    book.end("r1")
+
+    assert book.take_orders() == {}
+    assert not book.confirm({"r1": 170.0})
+
+
+def test_a_full_report_names_everything_held() -> None:
+    """After a reconnect the plane hears of all retentions, their leases, tokens and reads."""
+    book = ledger()
+    book.begin(retained("r1"))
+    book.begin(retained("r2"))
+    reported(book)
+    book.apply([renew(31, "r2", token=9)], sent_at=100.0)
+    book.confirm(book.take_orders())
+    book.read("r2", 3)
+
+    by_name = {one.retention_id: one for one in book.full_report().retentions}
+
+    assert set(by_name) == {"r1", "r2"}
+    assert (by_name["r2"].lease, by_name["r2"].fencing_token) == ("leases/l1", 9)
+    assert by_name["r2"].reads == 3
+
+
+def test_reads_are_reported_and_end_nothing() -> None:
+    """A read is counted, the retention stays."""
+    book = ledger()
+    book.begin(retained())
+    reported(book)
+
+    book.read("r1", 1)
+    book.read("r1", 2)
+
+    assert book.changes().reads == (("r1", 2),)
+    assert book.retentions == 1
+
+
+def test_shared_blocks_count_once() -> None:
+    """Retained blocks are the union of what retentions hold, also after one of them ends."""
+    book = ledger()
+    book.begin(retained("r1", blocks=range(4)))
+    book.begin(retained("r2", blocks=range(2, 8)))
+
+    assert book.retained_blocks == 8
+    book.end("r1")
+    assert book.retained_blocks == 6
+    book.end("r2")
+    assert book.retained_blocks == 0

@@ -1,0 +1,35 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kvplane_connector import __version__
+from kvplane_connector.versions import UnsupportedVllmError, reaps_in_order, require_supported
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.32.0", "0.33.0rc1", "1.0", "0.30.1.dev3+cpu"])
+def test_newer_ones_are_taken(version: str) -> None:
+    """vLLM 0.26 and all later ones are supported, pre-releases too."""
+    require_supported(version)
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.9.2", "dev", "", "0.1.dev1"])
+def test_older_ones_are_refused_with_what_to_do(version: str) -> None:
+    """An old or unknown version is named, and what is needed instead."""
+    with pytest.raises(UnsupportedVllmError, match=r"needs vLLM 0\.26 or later"):
+        require_supported(version)
+
+
+def test_the_way_of_reaping_is_seen() -> None:
+    """vLLM that scans all expiries needs no order among them."""
+    scans = type("Scans", (), {"_reap_expired_send_leases": None})
+
+    assert not reaps_in_order(scans)
+    assert reaps_in_order(object)
+
+
+def test_the_connector_tells_the_packages_version() -> None:
+    """Engines register with the version of the distribution that holds the connector."""
+    pyproject = Path(__file__).parents[3] / "pyproject.toml"
+
+    assert tomllib.loads(pyproject.read_text())["project"]["version"] == __version__
