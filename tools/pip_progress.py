@@ -91,13 +91,13 @@ class Progress:
         """Takes in a line of pip's output, or an empty one for the passing of time."""
         words = line.split()
         match words:
-            case ["Collecting", package, *_]:
+            case ["Collecting" | "Processing", package, *_]:
                 self._packages += 1
-                self._doing = f"fetching {package}"
-            case ["Downloading" | "Using" | "Processing", *_]:
+                self._doing = f"fetching {package.rsplit('/', 1)[-1]}"
+            case ["Downloading" | "Using", *_]:
                 self._doing = " ".join(words[:1] + [word.rsplit("/", 1)[-1] for word in words[1:]])
-            case ["Installing", "collected", "packages:", *_]:
-                self._doing = f"unpacking {self._packages} packages"
+            case ["Installing", "collected", "packages:", *names]:
+                self._doing = f"unpacking {len(names)} packages" if names[1:] else "unpacking"
             case _:
                 pass
         now = time.monotonic()
