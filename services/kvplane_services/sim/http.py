@@ -10,18 +10,16 @@ from aiohttp import web
 
 from kvplane_services.clock import Clock
 from kvplane_services.errors import InvalidRequest
+from kvplane_services.sim.answers import Answer, models, usage
 from kvplane_services.sim.counters import Counters
 from kvplane_services.sim.faults import FaultKind, FaultSet, parse_faults
 from kvplane_services.sim.openai import (
-    Answer,
     BadRequest,
     ChatBody,
     CompletionBody,
     Parsed,
-    models,
     parse,
     require_json,
-    usage,
 )
 from kvplane_services.sim.pace import Pace
 from kvplane_services.sim.request import FinishReason, Output, Request

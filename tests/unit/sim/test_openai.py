@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
+from kvplane_services.sim.answers import Answer, usage
 from kvplane_services.sim.openai import (
-    Answer,
     BadRequest,
     ChatBody,
     CompletionBody,
     Parsed,
     parse,
-    usage,
 )
 from kvplane_services.sim.request import FinishReason
 
