@@ -234,6 +234,12 @@ class GatewaySection(Section):
         description="Constraint fields that prefill legs keep, for models whose chat template "
         "prints them into the prompt.",
     )
+    otlp_endpoint: str = Field(
+        default="",
+        description="Where finished spans go, by OTLP over HTTP, as in "
+        "http://127.0.0.1:4318/v1/traces; empty records none. Needs "
+        "opentelemetry-exporter-otlp-proto-http.",
+    )
 
 
 class SimSection(Section):

@@ -5,13 +5,13 @@ recorded only if they are exported somewhere; without that, the trace context of
 passed on unchanged.
 """
 
-from collections.abc import Iterator, Mapping
+import importlib
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import Counter, Histogram, UpDownCounter
-from opentelemetry.propagators import textmap
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -19,6 +19,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from kvplane_services.errors import InvalidRequest
 
 # Seconds. From a local prefix hit to a long prompt behind a queue.
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -61,7 +63,7 @@ class Telemetry:
             self._tracers.add_span_processor(BatchSpanProcessor(span_exporter))
             tracers = self._tracers
         self._tracer = tracers.get_tracer("kvplane")
-        self._propagator: textmap.TextMapPropagator = TraceContextTextMapPropagator()
+        self._propagator = TraceContextTextMapPropagator()
 
     def counter(self, name: str, description: str, *, unit: str = "1") -> Counter:
         """A number that only grows."""
@@ -76,13 +78,13 @@ class Telemetry:
         return self._meters.get_meter("kvplane").create_histogram(name, "s", description)
 
     @contextmanager
-    def span(self, name: str, attributes: Mapping[str, str | int] | None = None) -> Iterator[None]:
+    def span(self, name: str, attributes: Mapping[str, str | int] | None = None) -> Generator[None]:
         """Runs a block inside a child of the current span."""
         with self._tracer.start_as_current_span(name, attributes=dict(attributes or {})):
             yield
 
     @contextmanager
-    def continued(self, name: str, headers: Mapping[str, str]) -> Iterator[None]:
+    def continued(self, name: str, headers: Mapping[str, str]) -> Generator[None]:
         """Runs a block inside a span that continues the trace of `headers`, if they carry one."""
         carrier = {key: headers[key] for key in ("traceparent", "tracestate") if key in headers}
         with self._tracer.start_as_current_span(name, context=self._propagator.extract(carrier)):
@@ -112,13 +114,17 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
         endpoint: For example `http://127.0.0.1:4318/v1/traces`.
 
     Raises:
-        ModuleNotFoundError: opentelemetry-exporter-otlp-proto-http is not installed.
+        InvalidRequest: The standard exporter is not installed.
 
     """
-    # An option, and slow to import.
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
-        OTLPSpanExporter,
-    )
-
-    exporter: SpanExporter = OTLPSpanExporter(endpoint=endpoint)
+    # By its name, because it is an option that nothing else here needs.
+    try:
+        module = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(
+            "exporting traces needs a package that is not installed: "
+            "pip install opentelemetry-exporter-otlp-proto-http",
+            field="otlp_endpoint",
+        ) from error
+    exporter: SpanExporter = module.OTLPSpanExporter(endpoint=endpoint)
     return exporter

@@ -11,9 +11,11 @@ from kvplane_services.clock import Clock
 from kvplane_services.errors import KvplaneError
 from kvplane_services.gateway.body import ClientBody
 from kvplane_services.gateway.config import GatewayConfig
+from kvplane_services.gateway.decisions import Decisions
 from kvplane_services.gateway.engine_client import EngineClient
 from kvplane_services.gateway.instruments import Instruments
 from kvplane_services.gateway.leg_reports import LegReports
+from kvplane_services.gateway.leg_runner import LegRunner
 from kvplane_services.gateway.openai_errors import OpenAIError, from_domain
 from kvplane_services.gateway.prefill_decode import PrefillDecode
 from kvplane_services.gateway.session_naming import subject_of, tenant_of
@@ -61,11 +63,12 @@ def build_gateway(
     instruments = Instruments.of(telemetry)
     engines = EngineClient(config=settings)
     reports = LegReports(router=router)
+    decisions = Decisions(router=router, reports=reports)
     readiness = Readiness()
     app[READINESS] = readiness
 
     async def collaborators(_: web.Application) -> AsyncIterator[None]:
-        async with reports.running(), engines:
+        async with reports.running(), decisions.running(), engines:
             yield
 
     async def stop(_: web.Application) -> None:
@@ -76,13 +79,15 @@ def build_gateway(
     turns = _Turns(
         config=settings,
         serve=PrefillDecode(
-            router=router,
-            engines=engines,
-            reports=reports,
-            config=settings,
-            clock=clock,
-            telemetry=telemetry,
-            instruments=instruments,
+            runner=LegRunner(
+                decisions=decisions,
+                engines=engines,
+                reports=reports,
+                config=settings,
+                clock=clock,
+                telemetry=telemetry,
+                instruments=instruments,
+            )
         ),
     )
     about = _About(router=router, clock=clock, telemetry=telemetry, readiness=readiness)
@@ -201,9 +206,7 @@ class _About:
 
 
 @web.middleware
-async def _errors_in_openai_shape(
-    request: web.Request, handler: _Handler
-) -> web.StreamResponse:
+async def _errors_in_openai_shape(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except OpenAIError as error:
@@ -212,7 +215,7 @@ async def _errors_in_openai_shape(
         return from_domain(error).response()
     except web.HTTPException as error:
         return _from_http(request, error).response()
-    except Exception:
+    except Exception:  # noqa: BLE001 - the outermost frame
         # The outermost frame: a bug. The log and the client get the same id, so that one leads
         # to the other.
         incident = Turn.new_id()
@@ -238,7 +241,7 @@ def _from_http(request: web.Request, error: web.HTTPException) -> OpenAIError:
             f"{request.path} does not take {request.method}: use {allowed}",
             code="method_not_allowed",
         )
-    if error.status == 404:
+    if isinstance(error, web.HTTPNotFound):
         return OpenAIError(
             404,
             f"there is no {request.path} here: the gateway serves /v1/chat/completions, "

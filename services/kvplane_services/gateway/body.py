@@ -159,7 +159,7 @@ class ClientBody:
 
     @property
     def asks_about_prompt(self) -> bool:
-        """Whether the answer tells of each prompt token, so that its engine must compute them all."""
+        """Whether the answer tells of each prompt token, so that one engine computes them all."""
         if self.has("prompt_logprobs"):
             return True
         return self.has("echo") and (self.chat or self.has("logprobs"))
@@ -194,7 +194,7 @@ class ClientBody:
         return msgspec.json.encode(leg)
 
     def decode_leg(self, params: bytes | None) -> bytes:
-        """The body of the decode leg: what the client sent, with our `kv_transfer_params` or none."""
+        """The body of the decode leg: the client's, with our `kv_transfer_params` or none."""
         if _PARAMS in self.fields:
             leg = {name: value for name, value in self.fields.items() if name != _PARAMS}
             if params is not None:

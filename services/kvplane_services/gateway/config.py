@@ -1,10 +1,12 @@
-"""What the gateway can be told. Pure data; settings.py reads it from file, environment and flags."""
+"""What the gateway can be told. Pure data; settings.py reads it from where operators write it."""
 
 from dataclasses import dataclass
 
 from kvplane_services.errors import InvalidRequest
 
 _MIB = 1024 * 1024
+# As much as blake2b takes.
+_MOST_SECRET_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class GatewayConfig:
         prefill_keeps: Constraint fields (`tool_choice`, `response_format`) that prefill legs
             keep, for models whose chat template prints them into the prompt. vLLM 0.32 does
             that for Kimi K3 alone.
+        otlp_endpoint: Where finished spans go, by OTLP over HTTP. Empty: none are recorded.
 
     """
 
@@ -45,6 +48,7 @@ class GatewayConfig:
     response_headers: bool = False
     allow_strategy_header: bool = False
     prefill_keeps: frozenset[str] = frozenset()
+    otlp_endpoint: str = ""
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work.
@@ -66,9 +70,10 @@ class GatewayConfig:
             raise InvalidRequest(
                 "gateway.shutdown_grace must not be negative", field="gateway.shutdown_grace"
             )
-        if len(self.tenant_secret.encode()) > 64:
+        if len(self.tenant_secret.encode()) > _MOST_SECRET_BYTES:
             raise InvalidRequest(
-                "gateway.tenant_secret is longer than 64 bytes", field="gateway.tenant_secret"
+                f"gateway.tenant_secret is longer than {_MOST_SECRET_BYTES} bytes",
+                field="gateway.tenant_secret",
             )
         unknown = self.prefill_keeps - {"tool_choice", "response_format"}
         if unknown:

@@ -1,9 +1,14 @@
 """What the gateway reads of engines' answers: never the text, only what it counts and hands on."""
 
+import enum
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import aiohttp
 import msgspec
+
+# `kv_transfer_params`, each value in the engine's own bytes.
+Params = dict[str, msgspec.Raw]
 
 
 class _PromptDetails(msgspec.Struct):
@@ -18,7 +23,7 @@ class _Usage(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     usage: _Usage | None = None
-    kv_transfer_params: dict[str, msgspec.Raw] | None = None
+    kv_transfer_params: Params | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class EngineAnswer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    params: dict[str, msgspec.Raw] | None = None
+    params: Params | None = None
 
     @classmethod
     def parse(cls, body: bytes) -> "EngineAnswer":
@@ -52,24 +57,29 @@ class EngineAnswer:
         )
 
 
-class _ErrorAnswer(msgspec.Struct):
-    error: dict[str, msgspec.Raw] | str
+class Verdict(enum.Enum):
+    """What an engine's status says of a leg."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    FAILED = "failed"
 
 
-def is_openai_error(body: bytes) -> bool:
-    """Whether a body is an error in OpenAI's shape."""
-    try:
-        return isinstance(msgspec.json.decode(body, type=_ErrorAnswer).error, dict)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
+def verdict_of(response: aiohttp.ClientResponse) -> Verdict:
+    """Refused is what repeating elsewhere would not help; a redirect is no answer."""
+    if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
+        return Verdict.ANSWERED
+    if HTTPStatus.BAD_REQUEST <= response.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return Verdict.REFUSED
+    return Verdict.FAILED
 
 
-def merged(*layers: bytes | dict[str, msgspec.Raw]) -> bytes:
+def merged(*layers: bytes | Params) -> bytes:
     """JSON objects laid over each other; values keep their bytes, later ones win."""
-    fields: dict[str, msgspec.Raw] = {}
+    fields: Params = {}
     for layer in layers:
         if isinstance(layer, bytes):
-            fields.update(msgspec.json.decode(layer or b"{}", type=dict[str, msgspec.Raw]))
+            fields.update(msgspec.json.decode(layer or b"{}", type=Params))
         else:
             fields.update(layer)
     return msgspec.json.encode(fields)

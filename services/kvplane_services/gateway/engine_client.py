@@ -5,10 +5,11 @@ then the engine never saw the request.
 """
 
 import io
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Self
 
 import aiohttp
 
@@ -56,7 +57,7 @@ class EngineClient:
         self._config = config
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> "EngineClient":
+    async def __aenter__(self) -> Self:
         traces = aiohttp.TraceConfig()
         traces.on_connection_reuseconn.append(_note_reuse)
         self._session = aiohttp.ClientSession(
@@ -75,7 +76,7 @@ class EngineClient:
             await self._session.close()
 
     @asynccontextmanager
-    async def send(self, request: LegRequest) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def send(self, request: LegRequest) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Sends a leg; inside of the block the head of the answer is there.
 
         Leaving the block early closes the connection, by which the engine aborts the request.
@@ -93,7 +94,7 @@ class EngineClient:
         except aiohttp.ClientConnectorError as error:
             raise EngineFailed(f"cannot be reached: {error.strerror or error}") from error
         except aiohttp.ClientError as error:
-            raise EngineFailed(f"broke off: {error or type(error).__name__}") from error
+            raise EngineFailed(f"broke off: {str(error) or type(error).__name__}") from error
 
     async def _open(self, request: LegRequest) -> aiohttp.ClientResponse:
         if self._session is None:

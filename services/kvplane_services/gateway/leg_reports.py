@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from kvplane_services.clock import Clock
@@ -36,7 +36,7 @@ class LegReports:
         ]
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncGenerator[None]:
         """Delivers inside of the block; at its end, first what still waits."""
         async with asyncio.TaskGroup() as workers:
             for queue in self._queues:
@@ -61,7 +61,7 @@ class LegReports:
                 await self._router.report(report)
             except KvplaneError as error:
                 _log.warning("report of %s not delivered: %s", report.decision_id, error)
-            except Exception:
+            except Exception:  # noqa: BLE001 - a bug of the router must not end the gateway
                 # The outermost frame of this task; a bug in a router must not end the gateway.
                 _log.exception("report of %s not delivered", report.decision_id)
 

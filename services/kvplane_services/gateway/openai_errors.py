@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape, and the one table from domain errors to HTTP."""
 
 import math
+from http import HTTPStatus
 
 import msgspec
 from aiohttp import web
@@ -90,7 +91,7 @@ def error_type(status: int) -> str:
             return "permission_error"
         case 429:
             return "rate_limit_error"
-        case _ if status < 500:
+        case _ if status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return "invalid_request_error"
         case _:
             return "server_error"

@@ -1,6 +1,6 @@
 """Serves the gateway's application on a socket."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -11,7 +11,7 @@ from kvplane_services.gateway.app import READINESS
 @asynccontextmanager
 async def listening(
     app: web.Application, *, host: str, port: int, shutdown_grace: float
-) -> AsyncIterator[tuple[str, int]]:
+) -> AsyncGenerator[tuple[str, int]]:
     """Serves inside of the block, and gives the address that it listens on.
 
     At the end of the block /readyz turns first, the socket closes, and running turns have

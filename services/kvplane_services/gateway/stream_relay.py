@@ -1,5 +1,8 @@
 """Passes a stream of events on to the client, as bytes, as they come."""
 
+import re
+from collections.abc import Callable
+
 import aiohttp
 from aiohttp import web
 
@@ -9,7 +12,8 @@ from kvplane_services.gateway.params_eraser import ParamsEraser
 # Enough to see the end of the last event in, whatever blanks follow it.
 _TAIL = 256
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
-_DONE = b"[DONE]"
+# At the beginning of a line: what a model writes has its line ends escaped.
+_DONE = re.compile(rb"[\r\n]data: ?\[DONE\]")
 
 
 class ClientGone(Exception):
@@ -30,7 +34,8 @@ class StreamRelay:
     def __init__(self, *, upstream: aiohttp.ClientResponse) -> None:
         self._upstream = upstream
         self._eraser = ParamsEraser()
-        self._tail = b""
+        # The end of what was sent, after a line end that stands for the beginning.
+        self._tail = b"\n"
 
     async def first_piece(self) -> bytes:
         """Waits for the first bytes.
@@ -45,12 +50,16 @@ class StreamRelay:
             raise aiohttp.ClientPayloadError("the stream ended before its first byte")
         return piece
 
-    async def relay(self, first: bytes, client: web.StreamResponse) -> str:
+    async def relay(
+        self, first: bytes, client: web.StreamResponse, *, on_done: Callable[[], None]
+    ) -> str:
         """Sends everything on, until the stream ends or breaks.
 
         Args:
             first: What `first_piece` gave.
             client: The prepared answer to the client.
+            on_done: Called when [DONE] is seen, before the client sees it and may send its
+                next turn.
 
         Returns:
             What broke the stream; empty if it is complete.
@@ -59,16 +68,21 @@ class StreamRelay:
             ClientGone: The client is not there any more.
 
         """
-        piece = first
+        piece, done = first, False
         while piece:
-            await self._write(client, self._eraser.feed(piece))
+            shown = self._eraser.feed(piece)
+            self._tail = (self._tail + shown[-_TAIL:])[-_TAIL:]
+            if not done and _DONE.search(self._tail):
+                done = True
+                on_done()
+            await self._write(client, shown)
             try:
                 piece = await self._upstream.content.readany()
             except TimeoutError:
-                return "fell silent"
+                return "" if done else "fell silent"
             except aiohttp.ClientError:
-                return "broke off"
-        return "" if _DONE in self._tail else "ended without [DONE]"
+                return "" if done else "broke off"
+        return "" if done else "ended too early"
 
     async def say_broken(self, client: web.StreamResponse, error: OpenAIError) -> None:
         """Tells the client, in an event, that nothing more will come.
@@ -84,7 +98,6 @@ class StreamRelay:
     async def _write(self, client: web.StreamResponse, piece: bytes) -> None:
         if not piece:
             return
-        self._tail = (self._tail + piece[-_TAIL:])[-_TAIL:]
         try:
             await client.write(piece)
         except ConnectionError as error:

@@ -64,7 +64,7 @@ async def serving_gateway(
     from kvplane_services.gateway.app import build_gateway  # noqa: PLC0415 - see above
     from kvplane_services.gateway.config import GatewayConfig  # noqa: PLC0415 - see above
     from kvplane_services.gateway.server import listening  # noqa: PLC0415 - see above
-    from kvplane_services.telemetry import Telemetry  # noqa: PLC0415 - see above
+    from kvplane_services.telemetry import Telemetry, otlp_exporter  # noqa: PLC0415 - see above
 
     values = section.model_dump(exclude={"http", "tenant_secret"})
     config = GatewayConfig(**values, tenant_secret=section.tenant_secret.get_secret_value())
@@ -75,7 +75,8 @@ async def serving_gateway(
             "encryption; put a proxy in front that has both",
             address,
         )
-    telemetry = Telemetry()
+    exporter = otlp_exporter(config.otlp_endpoint) if config.otlp_endpoint else None
+    telemetry = Telemetry(service_name="kvplane-gateway", span_exporter=exporter)
     app = build_gateway(router=router, settings=config, clock=clock, telemetry=telemetry)
     try:
         async with listening(

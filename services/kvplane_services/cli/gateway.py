@@ -1,0 +1,78 @@
+"""`kvplane gateway`: the OpenAI-compatible gateway in a process of its own."""
+
+from typing import Annotated
+
+import typer
+
+from kvplane_services.cli.serve import ConfigOption, HttpOption, LogFormatOption, LogLevelOption
+
+RouterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--router",
+        metavar="HOST:PORT",
+        help="gRPC address of `kvplane router` or `kvplane up`. [default: 127.0.0.1:7002]",
+    ),
+]
+ResponseHeadersOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--response-headers/--no-response-headers",
+        help="Whether answers carry x-kvplane-* headers about the decision. [default: no]",
+    ),
+]
+StrategyHeaderOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-strategy-header/--no-allow-strategy-header",
+        help="Whether clients may force local, pull or recompute with the request header "
+        "x-kvplane-strategy. [default: no]",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(gateway)
+
+
+def gateway(
+    *,
+    router: RouterOption = None,
+    http: HttpOption = None,
+    response_headers: ResponseHeadersOption = None,
+    allow_strategy_header: StrategyHeaderOption = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Run an OpenAI-compatible gateway, which asks a router where each turn goes.
+
+    Serves /v1/chat/completions, /v1/completions and /v1/models, and /health, /readyz and
+    /metrics for operators. Run as many as you like behind any load balancer: they keep nothing.
+    Limits and timeouts are settings; `kvplane config schema gateway` lists them.
+
+    On SIGTERM /readyz turns first, then running turns get gateway.shutdown_grace seconds.
+    """
+    import asyncio
+
+    from kvplane_services.clock import SystemClock
+    from kvplane_services.main.gateway import run_gateway
+    from kvplane_services.main.logs import set_up_logs
+    from kvplane_services.settings import GatewaySettings, load
+
+    settings = load(
+        GatewaySettings,
+        file=config,
+        flags={
+            "peers": {"router": router},
+            "gateway": {
+                "http": http,
+                "response_headers": response_headers,
+                "allow_strategy_header": allow_strategy_header,
+            },
+            "log": {"level": log_level, "format": log_format},
+        },
+    )
+    set_up_logs(settings.log)
+    asyncio.run(run_gateway(settings, clock=SystemClock()))

@@ -1,0 +1,79 @@
+"""Runs the prefill leg of a turn: one token, and the parameters that hand over its blocks."""
+
+import logging
+
+import aiohttp
+
+from kvplane_services.gateway import failures
+from kvplane_services.gateway.engine_answers import EngineAnswer, Params, Verdict, verdict_of
+from kvplane_services.gateway.engine_client import EngineFailed
+from kvplane_services.gateway.leg_reports import OpenLeg
+from kvplane_services.gateway.leg_runner import LegRefused, LegRunner
+from kvplane_services.gateway.turn import Attempt, Turn
+from kvplane_services.router.model import Leg, LegKind, RouteOutcome
+
+_log = logging.getLogger(__name__)
+
+
+async def run_prefill(
+    runner: LegRunner, turn: Turn, attempt: Attempt, leg: Leg, report: OpenLeg
+) -> Params | None:
+    """The `kv_transfer_params` of the answer; None if it has none, which is counted and logged.
+
+    Raises:
+        EngineFailed: The engine did not answer well. Reported.
+        LegRefused: It refused. Reported.
+
+    """
+    report.start()
+    request = runner.request(
+        turn,
+        attempt,
+        leg,
+        kind=LegKind.PREFILL,
+        body=turn.body.prefill_leg(leg.kv_transfer_params, keeps=runner.config.prefill_keeps),
+        deadline=runner.config.prefill_timeout,
+    )
+    try:
+        with runner.telemetry.span("prefill", {"engine": leg.engine}):
+            async with runner.engines.send(request) as response:
+                report.note_first_byte()
+                body = await response.read()
+        answer = _understood(response, body)
+    except LegRefused:
+        report.end(RouteOutcome.REFUSED)
+        raise
+    except EngineFailed as failure:
+        report.end(RouteOutcome.FAILED)
+        _log.warning(
+            "prefill leg of turn %s failed: %s %s", turn.turn_id, leg.engine, failure.message
+        )
+        raise
+    report.end(
+        RouteOutcome.SUCCEEDED,
+        prompt_tokens=answer.prompt_tokens,
+        cached_tokens=answer.cached_tokens,
+        output_tokens=answer.output_tokens,
+    )
+    runner.count_tokens(LegKind.PREFILL, answer)
+    if answer.params is None:
+        runner.instruments.without_params.add(1)
+        _log.warning(
+            "prefill leg of turn %s handed over nothing: the answer of %s has no "
+            "kv_transfer_params; does it run with a kv_connector?",
+            turn.turn_id,
+            leg.engine,
+        )
+    return answer.params
+
+
+def _understood(response: aiohttp.ClientResponse, body: bytes) -> EngineAnswer:
+    verdict = verdict_of(response)
+    if verdict is Verdict.REFUSED:
+        raise LegRefused(failures.passed_on(response, body))
+    if verdict is Verdict.FAILED:
+        raise EngineFailed(f"answered with status {response.status}")
+    try:
+        return EngineAnswer.parse(body)
+    except ValueError as error:
+        raise EngineFailed(str(error)) from error
