@@ -7,14 +7,20 @@ a watch ends after the event in hand. Clients see the stream close with OK, and 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import grpc.aio
 
-Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+if TYPE_CHECKING:
+    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+    Interceptor: TypeAlias = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    # The classes take parameters only in the type stubs.
+    Interceptor = grpc.aio.ServerInterceptor
+    Handler = grpc.RpcMethodHandler
 
 
-class DrainInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class DrainInterceptor(Interceptor):
     """Ends streams once `stopping` is set."""
 
     def __init__(self, *, stopping: asyncio.Event) -> None:

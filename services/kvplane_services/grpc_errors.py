@@ -7,7 +7,7 @@ Clients match on the status code and on the `reason` of google.rpc.ErrorInfo, wh
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 import grpc.aio
 from google.protobuf import any_pb2
@@ -20,7 +20,13 @@ from kvplane_services.spans import duration
 
 DOMAIN = "kvplane"
 
-Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+if TYPE_CHECKING:
+    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+    Interceptor: TypeAlias = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    # The classes take parameters only in the type stubs.
+    Interceptor = grpc.aio.ServerInterceptor
+    Handler = grpc.RpcMethodHandler
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,7 +61,7 @@ def status_of(error: errors.KvplaneError) -> status_pb2.Status:
     return status_pb2.Status(code=code, message=error.message, details=map(_packed, details))
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class ErrorInterceptor(Interceptor):
     """Ends calls whose handler raises with the status of the error.
 
     What is no domain error is a bug: it is logged once, with an id that the caller is told.

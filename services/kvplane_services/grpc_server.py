@@ -63,7 +63,7 @@ class GrpcServer:
         *,
         config: GrpcServerConfig | None = None,
         credentials: grpc.ServerCredentials | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        interceptors: Sequence["grpc.aio.ServerInterceptor[Any, Any]"] = (),
     ) -> None:
         self._config = config or GrpcServerConfig()
         self._stopping = asyncio.Event()
