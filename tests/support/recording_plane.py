@@ -116,7 +116,7 @@ class RecordingPlane(engine_pb2_grpc.EngineServiceServicer):
             self._changed.notify_all()
         return engine_pb2.DeregisterEngineResponse()
 
-    def HeartbeatEngine(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # type: ignore[override]
+    def HeartbeatEngine(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:
         for frame in request_iterator:
             with self._changed:
                 self._record(frame)
@@ -129,6 +129,23 @@ class RecordingPlane(engine_pb2_grpc.EngineServiceServicer):
                 heartbeat_interval=span(self.heartbeat_interval),
                 directives=directives,
             )
+
+    # Engines do not call these.
+
+    def DrainEngine(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    def ResumeEngine(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    def GetEngine(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    def ListEngines(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
+    def WatchEngines(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
 
     def _record(self, frame: engine_pb2.HeartbeatEngineRequest) -> None:
         self.loads[frame.name] = frame.load

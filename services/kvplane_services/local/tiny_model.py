@@ -181,10 +181,8 @@ def weight_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def _write_weights(path: Path, seed: int) -> None:
-    import numpy as np  # type: ignore[import-not-found]  # noqa: PLC0415 - the engine's own
-    from safetensors.numpy import (  # type: ignore[import-not-found]  # noqa: PLC0415
-        save_file,
-    )
+    import numpy as np  # noqa: PLC0415 - in the engine's environment only
+    from safetensors.numpy import save_file  # noqa: PLC0415 - as above
 
     random = np.random.default_rng(seed)
     weights = {

@@ -1,7 +1,7 @@
 import json
 from typing import Any
 
-from kvplane.client.retention import EndReason, Release, Renew, Report
+from kvplane.client.retention import EndReason, Release, Renew, Report, Retention
 from kvplane.digest import common_prefix, context_of
 from kvplane.transfer_params import TurnMark, decode_proof
 from kvplane_connector.retentions import RetainedTurn, RetentionLedger
@@ -108,7 +108,7 @@ def test_small_renewals_do_not_report_the_handle_each_time() -> None:
     book = ledger()
     book.begin(retained(expiry=130.0))
     reported(book)
-    reports = []
+    reports: list[Retention] = []
 
     for second in range(1, 17):
         book.apply([renew(30)], sent_at=100.0 + second)
