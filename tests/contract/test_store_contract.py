@@ -36,9 +36,9 @@ def _memory() -> Store:
 
 
 @pytest.fixture(params=[pytest.param(_memory, id="memory")])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+async def store(request: pytest.FixtureRequest) -> Store:
     make: Callable[[], Store] = request.param
-    yield make()
+    return make()
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ async def test_watch_wakes_on_a_write(table: Table[str]) -> None:
     watch = table.watch()
     await take(watch, 1)
     waiting = asyncio.ensure_future(anext(watch))
-    await asyncio.sleep(0)
+    await SystemClock().sleep(0)
 
     revision = await table.put("a", "1")
 

@@ -16,7 +16,7 @@ from kvplane_services.lease.reports import Directive, EngineReport, ReportAnswer
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.model import Session
 from kvplane_services.session.registry import SessionRegistry
-from kvplane_services.store.ports import Event, Upserted
+from kvplane_services.store.ports import Upserted
 from tests.support.clock import FakeClock
 from tests.support.state_values import PLANE_VERSION, engine_of
 
@@ -56,7 +56,6 @@ class StatePlane:
             clock=self.clock,
             config=sessions,
         )
-        self.lease_events: list[Event[Lease]] = []
 
     async def register(self, engine: Engine | None = None, **wishes: Any) -> Engine:
         """Registers an engine as EngineService does."""
@@ -92,15 +91,16 @@ class StatePlane:
         await self.clock.advance(0)
 
     @asynccontextmanager
-    async def recorded_leases(self) -> AsyncIterator[list[Event[Lease]]]:
+    async def recorded_leases(self) -> AsyncIterator[list[Upserted[Lease]]]:
         """Events of the leases from here on, initial state left out."""
-        events: list[Event[Lease]] = []
+        events: list[Upserted[Lease]] = []
 
         async def record() -> None:
             after = self.store.revision
             async for event in self.manager.watch(after=after):
-                if isinstance(event, Upserted):
-                    events.append(event)
+                match event:
+                    case Upserted():
+                        events.append(event)
 
         recorder = asyncio.ensure_future(record())
         await self.settle()
