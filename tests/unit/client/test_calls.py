@@ -102,7 +102,7 @@ async def follow(watch: Watch, count: int, clock: FakeClock | None = None) -> li
         found.append(shown(event))
         if len(found) == count:
             break
-    await events.aclose()  # type: ignore[attr-defined]
+    await events.aclose()
     return found
 
 

@@ -1,6 +1,6 @@
 """One service at one address: calls with a deadline, pages, and watches that go on."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -84,7 +84,7 @@ class ServiceCalls:
         method: Callable[..., Awaitable[Any]],
         request: Any,
         items: Callable[[Any], Iterable[T]],
-    ) -> AsyncIterator[T]:
+    ) -> AsyncGenerator[T, None]:
         """The items of all pages, fetched as they are needed.
 
         Raises:
@@ -104,7 +104,7 @@ class ServiceCalls:
         method: Callable[[Any], Any],
         request_after: Callable[[int], Any],
         event_of: Callable[[Any], WatchEvent[T] | None],
-    ) -> AsyncIterator[WatchEvent[T]]:
+    ) -> AsyncGenerator[WatchEvent[T], None]:
         """The current state, then every change, over reconnects.
 
         Ends only when closed. `Reset` announces that the state is sent from its beginning

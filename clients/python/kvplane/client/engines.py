@@ -1,6 +1,6 @@
 """Engines, as operators see them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -37,7 +37,7 @@ class Engines:
         role: engine_pb2.Role.ValueType = engine_pb2.ROLE_UNSPECIFIED,
         model: str = "",
         page_size: int = 0,
-    ) -> AsyncIterator[Engine]:
+    ) -> AsyncGenerator[Engine, None]:
         """Iterates over the engines by name, only those of a role or model if given."""
         request = engine_pb2.ListEnginesRequest(role=role, model=model, page_size=page_size)
         return self._calls.pages(self._stub.ListEngines, request, lambda page: page.engines)
@@ -61,7 +61,7 @@ class Engines:
         request = engine_pb2.DeregisterEngineRequest(name=engine_name(engine), epoch=epoch)
         await self._calls.call(self._stub.DeregisterEngine, request)
 
-    def watch(self) -> AsyncIterator[WatchEvent[Engine]]:
+    def watch(self) -> AsyncGenerator[WatchEvent[Engine], None]:
         """The engines, then every change, over reconnects; see `ServiceCalls.watch`."""
         return self._calls.watch(
             self._stub.WatchEngines,

@@ -1,6 +1,6 @@
 """Leases, as operators and gateways see them. Holders use `LeaseKeeper`."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -58,7 +58,7 @@ class Leases:
         session: str = "",
         include_ended: bool = False,
         page_size: int = 0,
-    ) -> AsyncIterator[Lease]:
+    ) -> AsyncGenerator[Lease, None]:
         """Iterates over the leases by name, only those of an engine or session if given."""
         request = lease_pb2.ListLeasesRequest(
             engine=engine_name(engine) if engine else "",
@@ -73,7 +73,7 @@ class Leases:
         request = lease_pb2.ReleaseLeaseRequest(name=lease_name(lease), fencing_token=fencing_token)
         await self._calls.call(self._stub.ReleaseLease, request)
 
-    def watch(self, *, engine: str = "") -> AsyncIterator[WatchEvent[Lease]]:
+    def watch(self, *, engine: str = "") -> AsyncGenerator[WatchEvent[Lease], None]:
         """The leases, then every grant and end, over reconnects; see `ServiceCalls.watch`."""
         name = engine_name(engine) if engine else ""
         return self._calls.watch(

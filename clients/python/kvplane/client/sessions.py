@@ -1,6 +1,6 @@
 """Sessions: which conversation is where, and hints on its future."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -58,7 +58,7 @@ class Sessions:
 
     def list(
         self, *, tenant: str = "", model: str = "", engine: str = "", page_size: int = 0
-    ) -> AsyncIterator[Session]:
+    ) -> AsyncGenerator[Session, None]:
         """Iterates over the sessions by name, only those that match what is given."""
         request = session_pb2.ListSessionsRequest(
             tenant=tenant,
@@ -100,7 +100,7 @@ class Sessions:
         request = session_pb2.DeleteSessionRequest(name=_name(session), etag=etag)
         await self._calls.call(self._stub.DeleteSession, request)
 
-    def watch(self) -> AsyncIterator[WatchEvent[Session]]:
+    def watch(self) -> AsyncGenerator[WatchEvent[Session], None]:
         """The sessions, then every change, over reconnects; see `ServiceCalls.watch`."""
         return self._calls.watch(
             self._stub.WatchSessions,
