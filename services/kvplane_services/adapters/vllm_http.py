@@ -85,6 +85,16 @@ class ProbePlan:
         return self.failures * (self.interval + self.timeout)
 
 
+async def probe(
+    engines: Sequence[NamedEngine], *, directory: Directory, clock: Clock, plan: ProbePlan
+) -> None:
+    """Keeps engines registered until cancelled; see `Prober`."""
+    async with aiohttp.ClientSession() as session:
+        await Prober(
+            engines=engines, directory=directory, session=session, clock=clock, plan=plan
+        ).run()
+
+
 class _ProbeFailed(Exception):
     """The engine did not answer as it should; says how."""
 

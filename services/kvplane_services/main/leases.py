@@ -4,7 +4,7 @@ from kvplane_services.adapters.memory import MemoryStore
 from kvplane_services.clock import Clock
 from kvplane_services.main.listeners import grpc_server, serving_grpc
 from kvplane_services.main.parts import leases_part
-from kvplane_services.main.prober import probe_named
+from kvplane_services.main.prober import prober_of
 from kvplane_services.main.process import background, until_stopped
 from kvplane_services.settings import LeasesSettings
 
@@ -18,14 +18,14 @@ async def run_leases(settings: LeasesSettings, *, clock: Clock) -> None:
 
     """
     leases = leases_part(settings, store=MemoryStore(clock=clock), clock=clock)
-    server = grpc_server(settings.grpc)
-    leases.add_to(server)
-    prober = probe_named(
+    prober = prober_of(
         settings.engines, section=settings.prober, directory=leases.directory, clock=clock
     )
+    server = grpc_server(settings.grpc)
+    leases.add_to(server)
     async with (
         until_stopped() as stopped,
-        background(*leases.loops(), prober),
+        background(*leases.loops(), *prober),
         serving_grpc(server, settings.grpc),
     ):
         await stopped.wait()

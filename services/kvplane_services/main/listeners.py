@@ -1,6 +1,7 @@
 """The gRPC and HTTP servers of a process, from its settings."""
 
 import logging
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ async def serving_grpc(server: GrpcServer, section: GrpcSection) -> AsyncGenerat
             address,
             "" if secure else " and no encryption (set grpc.tls_cert and grpc.tls_key)",
         )
+    _refuse_taken(address)
     port = await server.start()
     try:
         say(f"gRPC ready on {ListenAddress(address.host, port)}")
@@ -78,6 +80,7 @@ async def serving_gateway(
     exporter = otlp_exporter(config.otlp_endpoint) if config.otlp_endpoint else None
     telemetry = Telemetry(service_name="kvplane-gateway", span_exporter=exporter)
     app = build_gateway(router=router, settings=config, clock=clock, telemetry=telemetry)
+    _refuse_taken(address)
     try:
         async with listening(
             app, host=address.host, port=address.port, shutdown_grace=config.shutdown_grace
@@ -86,6 +89,22 @@ async def serving_gateway(
             yield
     finally:
         telemetry.close()
+
+
+def _refuse_taken(address: ListenAddress) -> None:
+    """Raises OSError in words of ours; gRPC's library writes a line of its own otherwise."""
+    if address.port == 0:
+        return
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, where = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
 
 
 def _credentials(section: GrpcSection) -> grpc.ServerCredentials | None:

@@ -4,7 +4,7 @@ from kvplane_services.adapters.memory import MemoryStore
 from kvplane_services.clock import Clock
 from kvplane_services.main.listeners import grpc_server, serving_gateway, serving_grpc
 from kvplane_services.main.parts import add_registry, leases_part, registry_part, router_part
-from kvplane_services.main.prober import probe_named
+from kvplane_services.main.prober import prober_of
 from kvplane_services.main.process import background, until_stopped
 from kvplane_services.settings import PlaneSettings
 
@@ -29,16 +29,16 @@ async def run_plane(settings: PlaneSettings, *, clock: Clock) -> None:
         control=leases.manager,
         clock=clock,
     )
+    prober = prober_of(
+        settings.engines, section=settings.prober, directory=leases.directory, clock=clock
+    )
     server = grpc_server(settings.grpc)
     leases.add_to(server)
     add_registry(server, registry)
     router.add_to(server)
-    prober = probe_named(
-        settings.engines, section=settings.prober, directory=leases.directory, clock=clock
-    )
     async with (
         until_stopped() as stopped,
-        background(*leases.loops(), registry.run(), *router.loops(), prober),
+        background(*leases.loops(), registry.run(), *router.loops(), *prober),
         serving_grpc(server, settings.grpc),
         serving_gateway(settings.gateway, router=router.decider, clock=clock),
     ):

@@ -1,6 +1,7 @@
 """Probes the engines that the operator named."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from kvplane_services.clock import Clock
 from kvplane_services.engine.directory import EngineDirectory
@@ -8,24 +9,22 @@ from kvplane_services.errors import InvalidRequest
 from kvplane_services.settings_sections import ProberSection
 
 
-async def probe_named(
+def prober_of(
     engines: Sequence[str], *, section: ProberSection, directory: EngineDirectory, clock: Clock
-) -> None:
-    """Keeps the named engines registered until cancelled; returns at once if there is none.
+) -> tuple[Coroutine[Any, Any, None], ...]:
+    """What keeps the named engines registered: one loop, or none if no engine is named.
 
     Raises:
         InvalidRequest: An engine is not of the form ROLE=URL, or is named twice.
 
     """
     if not engines:
-        return
+        return ()
     # HTTP is an extra; only planes with named engines need it here.
-    import aiohttp  # noqa: PLC0415 - see above
-
     from kvplane_services.adapters.vllm_http import (  # noqa: PLC0415 - see above
         NamedEngine,
         ProbePlan,
-        Prober,
+        probe,
     )
 
     named = [NamedEngine.parse(text) for text in engines]
@@ -34,7 +33,4 @@ async def probe_named(
         if endpoints.count(endpoint) > 1:
             raise InvalidRequest(f"engine {endpoint} is named twice", field="engines")
     plan = ProbePlan(interval=section.interval, timeout=section.timeout, failures=section.failures)
-    async with aiohttp.ClientSession() as session:
-        await Prober(
-            engines=named, directory=directory, session=session, clock=clock, plan=plan
-        ).run()
+    return (probe(named, directory=directory, clock=clock, plan=plan),)

@@ -17,7 +17,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._router = router
         self._explainer = explainer
 
-    async def DecideRoute(  # noqa: N802 - the contract's name
+    async def DecideRoute(
         self, request: pb.DecideRouteRequest, context: Any
     ) -> pb.DecideRouteResponse:
         """See router.proto."""
@@ -32,7 +32,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         )
         return pb.DecideRouteResponse(decision=wire.decision_to_wire(decision))
 
-    async def ExplainRoute(  # noqa: N802 - the contract's name
+    async def ExplainRoute(
         self, request: pb.ExplainRouteRequest, context: Any
     ) -> pb.ExplainRouteResponse:
         """See router.proto."""
@@ -40,7 +40,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         explanation = self._explainer.explain(wire.subject_from_wire(request.subject))
         return wire.explanation_to_wire(explanation)
 
-    async def ReportRouteOutcome(  # noqa: N802 - the contract's name
+    async def ReportRouteOutcome(
         self, request: pb.ReportRouteOutcomeRequest, context: Any
     ) -> pb.ReportRouteOutcomeResponse:
         """See router.proto."""
@@ -48,7 +48,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         await self._router.report(wire.report_from_wire(request))
         return pb.ReportRouteOutcomeResponse()
 
-    async def ListRoutedModels(  # noqa: N802 - the contract's name
+    async def ListRoutedModels(
         self, request: pb.ListRoutedModelsRequest, context: Any
     ) -> pb.ListRoutedModelsResponse:
         """See router.proto."""

@@ -77,6 +77,8 @@ class RouterView:
         before, after = self._engines.apply(event, self._clock.now())
         if before is not None:
             self._drop_engine(before)
+            if after is not None and after.epoch > before.epoch:
+                self._fence(after)
         if after is not None:
             self._engine_by_name[after.name] = after
             for model in after.models:
@@ -197,6 +199,14 @@ class RouterView:
         for model in engine.models:
             _drop(self._serving, model, engine.name)
 
+    def _fence(self, engine: Engine) -> None:
+        """Gives up the leases of an engine's earlier registrations, whose end may come later."""
+        for leases in list(self._live.values()):
+            for lease in list(leases.values()):
+                if lease.engine == engine.name and lease.engine_epoch < engine.epoch:
+                    self._unindex(lease)
+                    self._note_end(lease, f"ended: {engine.name} registered again")
+
     def _index(self, lease: Lease) -> None:
         self._live.setdefault(lease.session_key, {})[lease.lease_id] = lease
         if lease.message_digest:
@@ -213,14 +223,12 @@ class RouterView:
         lease = after or before
         if lease is None or (after is None and lease.state is LeaseState.ENDED):
             return  # The end of this lease was noted when it ended.
+        self._note_end(lease, _how_it_ended(lease, forgotten=after is None))
+
+    def _note_end(self, lease: Lease, how: str) -> None:
         known = self._ended.get(lease.session_key)
         if known is None or known.fencing_token <= lease.fencing_token:
-            ended = EndedLease(
-                lease=lease.name,
-                engine=lease.engine,
-                fencing_token=lease.fencing_token,
-                how=_how_it_ended(lease, forgotten=after is None),
-            )
+            ended = EndedLease(lease.name, lease.engine, lease.fencing_token, how)
             self._ended.put(lease.session_key, ended)
         self.remember_messages(lease.session_key, lease.message_digest)
 

@@ -74,6 +74,21 @@ async def test_restarted_source_is_given_time() -> None:
     assert [one.engine_id for one in fleet.view.serving("m")] == ["p"]
 
 
+async def test_new_registration_ends_the_leases_of_older_ones() -> None:
+    """Once an engine registered again, what it held before is not given out any more."""
+    fleet = Fleet(decode("d", epoch=1), decode("e", epoch=1))
+    fleet.grant(lease("s", lease_id="a", engine_id="d", epoch=1, token=1))
+    other = fleet.grant(lease("o", lease_id="b", engine_id="e", epoch=1, token=2))
+    fleet.put(decode("d", epoch=2))
+    assert fleet.view.live_lease(key("s")) is None
+    ended = fleet.view.ended_lease(key("s"))
+    assert ended is not None
+    assert "registered again" in ended.how
+    assert fleet.view.live_lease(key("o")) == other
+    again = fleet.grant(lease("s", lease_id="a", engine_id="d", epoch=2, token=1))
+    assert fleet.view.live_lease(key("s")) == again
+
+
 async def test_named_again_after_a_reset_stays() -> None:
     """What the source names between Reset and Synced is not doubted."""
     fleet = Fleet(decode())
