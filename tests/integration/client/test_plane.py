@@ -202,6 +202,7 @@ async def test_router_explains_decides_and_takes_reports(
     ):
         decode.retain("r1", key, tokens=496)
         await eventually(lambda: can_route(plane, subject))
+        assert key.model in await plane.router.models()
         explained = await plane.router.explain(subject)
         assert {one.engine for one in explained.candidates} == {
             "engines/decode-0",
