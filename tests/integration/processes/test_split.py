@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 from kvplane.api.engine.v1 import engine_pb2
+from kvplane.api.lease.v1 import lease_pb2
 from kvplane.client.plane import Plane
 from kvplane_services.adapters.grpc_router import RemoteRouter
 from kvplane_services.clock import SystemClock
@@ -185,7 +186,7 @@ async def test_router_outlives_the_lease_manager() -> None:
                 ended=[
                     engine_pb2.RetentionEnd(
                         retention_id=f"r-{first.decision_id}",
-                        reason=4,  # type: ignore[arg-type]
+                        reason=lease_pb2.END_REASON_RECLAIMED,
                     )
                 ]
             )

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kvplane.api.engine.v1 import engine_pb2
+from kvplane.api.lease.v1 import lease_pb2
 from kvplane.client import calls
 from kvplane.client.errors import error_of
 from kvplane_services.adapters.grpc_feeds import engine_feed, lease_feed
@@ -62,7 +63,7 @@ async def test_ended_lease_says_why_and_is_then_removed() -> None:
     message = lease_to_wire(lease())
     ended = lease_to_wire(lease())
     ended.state = ended.STATE_ENDED
-    ended.end_reason = 4
+    ended.end_reason = lease_pb2.END_REASON_RECLAIMED
     plane: Any = FakePlane(
         FakeWatch([calls.Upserted(message, 1), calls.Removed("leases/l1", ended, 2)])
     )

@@ -161,7 +161,7 @@ def test_secrets_are_not_shown() -> None:
 def test_settings_cannot_be_changed() -> None:
     """Settings are frozen."""
     with pytest.raises(ValueError, match="frozen"):
-        load(RouterSettings).router.min_pull_tokens = 3  # type: ignore[misc]
+        load(RouterSettings).router.min_pull_tokens = 3
 
 
 def test_defaults_are_those_of_the_parts() -> None:
