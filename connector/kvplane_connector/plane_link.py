@@ -5,25 +5,28 @@ inside the thread: vLLM may fork before, and must not after.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvplane.client.retention import Directive, EngineLoad, Report
+from kvplane_connector.addresses import side_channel_trouble, until_open
 from kvplane_connector.clock import EngineClock
 from kvplane_connector.engine_facts import EngineFacts
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.retentions import RetentionLedger
 
 if TYPE_CHECKING:
-    from kvplane.api.engine.v1 import engine_pb2
     from kvplane.client import EngineLink, Registration
 
 _log = logging.getLogger(__name__)
 
 # vLLM gives its parts a moment to stop; the plane may be away.
 _STOP_SECONDS = 3.0
+# How long to wait for the engine's own server before it is registered all the same.
+_SERVER_SECONDS = 30.0
 
 
 class LinkSource:
@@ -68,12 +71,20 @@ class PlaneLink:
         facts: What to register.
         ledger: The retentions.
         load: The load.
+        pause_after_failure: Seconds until a link that failed for a reason within is made anew.
 
     """
 
     def __init__(
-        self, *, target: str, facts: EngineFacts, ledger: RetentionLedger, load: LoadMeter
+        self,
+        *,
+        target: str,
+        facts: EngineFacts,
+        ledger: RetentionLedger,
+        load: LoadMeter,
+        pause_after_failure: float = 5.0,
     ) -> None:
+        self._pause_after_failure = pause_after_failure
         self._target = target
         self._facts = facts
         self._ledger = ledger
@@ -81,12 +92,15 @@ class PlaneLink:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._link: EngineLink | None = None
         self._thread: threading.Thread | None = None
-        self._stop: Callable[[], object] | None = None
+        self._stopping = threading.Event()
+        self._close: Callable[[], object] | None = None
 
     def start(self, *, nixl_host: str, nixl_port: int, compatibility_hash: str) -> None:
         """Starts the thread; a second call does nothing. Never waits."""
         if self._thread is not None:
             return
+        if trouble := side_channel_trouble(nixl_host, self._facts.endpoint):
+            _log.warning("%s", trouble)
         self._thread = threading.Thread(
             target=self._run,
             args=(nixl_host, nixl_port, compatibility_hash),
@@ -102,59 +116,69 @@ class PlaneLink:
 
     def stop(self) -> None:
         """Takes the registration back and ends the thread; waits a short while at most."""
-        thread, loop, stop = self._thread, self._loop, self._stop
-        if thread is None:
-            return
-        if loop is not None and stop is not None and not loop.is_closed():
-            try:
-                loop.call_soon_threadsafe(stop)
-            except RuntimeError:
-                return  # It closed meanwhile: the link is over.
-        thread.join(_STOP_SECONDS)
+        self._stopping.set()
+        loop, close = self._loop, self._close
+        if loop is not None and close is not None:
+            with contextlib.suppress(RuntimeError):  # It closed meanwhile: the link is over.
+                loop.call_soon_threadsafe(close)
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
 
     def _run(self, nixl_host: str, nixl_port: int, compatibility_hash: str) -> None:
-        try:
-            asyncio.run(self._serve(nixl_host, nixl_port, compatibility_hash))
-        except Exception:  # noqa: BLE001 - the outermost boundary of this thread
-            # The engine serves on; its retentions end at their TTL and nobody hears of them.
-            _log.exception("the link to the plane at %s is over", self._target)
+        while not self._stopping.is_set():
+            try:
+                asyncio.run(self._serve(nixl_host, nixl_port, compatibility_hash))
+            except Exception:  # noqa: BLE001 - the outermost boundary of this thread
+                # What a report cannot carry is over with its retention; until then others wait.
+                _log.exception("the link to the plane at %s failed, and is made anew", self._target)
+                self._stopping.wait(self._pause_after_failure)
 
     async def _serve(self, nixl_host: str, nixl_port: int, compatibility_hash: str) -> None:
-        from kvplane.client.engine_link import EngineLink  # noqa: PLC0415 - see the module's head
-        from kvplane.client.errors import FencedError  # noqa: PLC0415 - as above
+        from kvplane.client import EngineLink, FencedError  # noqa: PLC0415 - see the module's head
         from kvplane_connector.registration import engine_message  # noqa: PLC0415 - as above
 
-        engine: engine_pb2.Engine = engine_message(
-            self._facts,
-            nixl_host=nixl_host,
-            nixl_port=nixl_port,
-            total_blocks=self._load.total_blocks,
-            compatibility_hash=compatibility_hash,
-        )
+        clock = EngineClock()
+        closing = asyncio.Event()
+        self._loop, self._close = asyncio.get_running_loop(), closing.set
+        # vLLM opens its server last; until then nobody is to be sent here.
+        if not await until_open(self._facts.endpoint, patience=_SERVER_SECONDS, clock=clock):
+            _log.warning(
+                "nothing listens at %s, as seen from here; the engine registers all the same",
+                self._facts.endpoint,
+            )
         link = EngineLink(
             target=self._target,
             engine_id=self._facts.engine_id,
-            engine=engine,
+            engine=engine_message(
+                self._facts,
+                nixl_host=nixl_host,
+                nixl_port=nixl_port,
+                total_blocks=self._load.total_blocks,
+                compatibility_hash=compatibility_hash,
+            ),
             source=LinkSource(self._ledger, self._load),
-            clock=EngineClock(),
+            clock=clock,
             on_registered=self._registered,
         )
-        stopping = asyncio.Event()
-        self._loop, self._stop, self._link = asyncio.get_running_loop(), stopping.set, link
+        if self._stopping.is_set():
+            return
+        self._link = link
         try:
             async with asyncio.TaskGroup() as tasks:
-                closer = tasks.create_task(self._close_on(stopping, link))
+                tasks.create_task(self._close_on(closing, link))
                 try:
                     await link.run()
                 except FencedError as error:
                     _log.error("%s; the engine serves on without the plane", error)
-                    closer.cancel()
+                    self._stopping.set()
+                finally:
+                    closing.set()
         finally:
             self._link = None
 
     @staticmethod
-    async def _close_on(stopping: asyncio.Event, link: "EngineLink") -> None:
-        await stopping.wait()
+    async def _close_on(closing: asyncio.Event, link: "EngineLink") -> None:
+        await closing.wait()
         await link.aclose()
 
     def _registered(self, registration: "Registration") -> None:

@@ -186,7 +186,8 @@ class RetentionLedger:
                 if isinstance(one, Renew):
                     self._renew(held, one.ttl, sent_at)
                 elif held.release is None:
-                    held.release = one.reason
+                    # A reason that this version does not know is a release all the same.
+                    held.release = one.reason or EndReason.RELEASED
                     self._order(held, held.exported)
 
     def full_report(self) -> Report:

@@ -12,6 +12,7 @@ from kvplane_connector.request_context import context_for, is_provable
 from kvplane_connector.retentions import RetainedTurn, RetentionLedger
 from kvplane_connector.side_channel import listen_on
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
+from kvplane_connector.turn_marks import usable_mark
 from kvplane_connector.vllm_names import (
     NixlConnectorMetadata,
     NixlPullConnectorScheduler,
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Our notes in a request's parameters, beside vLLM's own.
+# engine.proto's limit for a retention's id; vLLM's ids hold the client's X-Request-Id.
+_LONGEST_ID = 512
+# Our note in a request's parameters, beside vLLM's own.
 _CHECKED = "_kvplane_checked"
 _READ_DONE = "_remote_blocks_processed"
 
@@ -100,7 +103,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
                 if num_external_tokens == 0 and not params.get(_READ_DONE):
                     # Nothing is read, so the owner is not to be told of a read.
                     params["remote_block_ids"] = None
-            elif TurnMark.decode(params) is not None:
+            elif usable_mark(params) is not None:
                 self._keep.add(request.request_id)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
@@ -134,7 +137,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         """See vLLM. A decode turn with a mark is retained under a lease, and reported."""
         self._load.left(request.request_id)
         params = request.kv_transfer_params
-        mark = None if not params or params.get("do_remote_decode") else TurnMark.decode(params)
+        mark = None if not params or params.get("do_remote_decode") else usable_mark(params)
         if mark is None:
             return super().request_finished(request, block_ids)
         stock_ttl, self.decoder_kv_blocks_ttl = self.decoder_kv_blocks_ttl, self._ledger.ttl
@@ -167,8 +170,11 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         # The last token's KV may still be on its way: vLLM counts steps that it has only begun.
         tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         handle["remote_num_tokens"] = tokens
-        if not is_provable(request):
-            _log.debug("%s is not reported: its prompt is not tokens alone", request.request_id)
+        if not is_provable(request) or len(request.request_id) > _LONGEST_ID:
+            _log.warning(
+                "%s is not reported: its prompt is not tokens alone, or its id too long",
+                request.request_id[:_LONGEST_ID],
+            )
             return
         turn = RetainedTurn(
             retention_id=request.request_id,

@@ -98,5 +98,5 @@ def decode_proof(params: Mapping[str, Any] | None) -> DigestChain | None:
             chunk_tokens=int(value["chunk_tokens"]),
             algorithm=str(value["algorithm"]),
         )
-    except (KeyError, TypeError, ValueError, binascii.Error):
+    except (KeyError, TypeError, ValueError, OverflowError, binascii.Error):
         return None

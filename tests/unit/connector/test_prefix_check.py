@@ -109,9 +109,9 @@ def test_what_is_not_understood_is_not_read(
 
 
 @given(
-    history=st.lists(st.integers(0, 3), min_size=1, max_size=400),
-    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=400),
-    shared=st.integers(0, 400),
+    history=st.lists(st.integers(0, 3), min_size=1, max_size=200),
+    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=200),
+    shared=st.integers(0, 200),
 )
 def test_nothing_beyond_the_common_prefix_is_ever_read(
     history: list[int], prompt: list[int], shared: int

@@ -158,6 +158,18 @@ def test_what_was_released_is_not_renewed_and_ends_with_the_planes_reason() -> N
     assert book.changes().ended == (("r1", EndReason.SUPERSEDED),)
 
 
+def test_a_release_for_an_unknown_reason_is_a_release() -> None:
+    """A newer plane's reason is reported as the nearest that the contract accepts."""
+    book = ledger()
+    book.begin(retained())
+    book.apply([Release("r1", "leases/l1", 1, EndReason.UNSPECIFIED)], sent_at=103.0)
+
+    reported(book)
+    book.end("r1")
+
+    assert book.changes().ended == (("r1", EndReason.RELEASED),)
+
+
 def test_a_renewal_confirmed_after_a_release_is_not_promised() -> None:
     """The crossing of a renewal with a release leaves the promised expiry as it was."""
     book = ledger()
