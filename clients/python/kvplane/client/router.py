@@ -56,8 +56,3 @@ class Router:
         """Models that some engine serves now, sorted."""
         request = router_pb2.ListRoutedModelsRequest()
         return tuple((await self._calls.call(self._stub.ListRoutedModels, request)).models)
-
-    async def models(self) -> Sequence[str]:
-        """The models that some engine serves now, sorted."""
-        request = router_pb2.ListRoutedModelsRequest()
-        return (await self._calls.call(self._stub.ListRoutedModels, request)).models
