@@ -6,6 +6,7 @@ waited for, and reported as cancelled if its turn is gone.
 """
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncGenerator
 from collections.abc import Set as AbstractSet
@@ -22,6 +23,8 @@ from kvplane_services.router.model import (
     Subject,
 )
 from kvplane_services.router.ports import Router
+
+_log = logging.getLogger(__name__)
 
 
 class Decisions:
@@ -66,12 +69,11 @@ class Decisions:
             decision = await self._router.decide(
                 subject, forced=forced, request_id=str(uuid.uuid4()), excluded=excluded
             )
-        except Exception as error:
-            # Not handled here: whoever waits gets it, and nobody else may be harmed by it.
+        except Exception as error:  # noqa: BLE001 - whoever waits for the decision gets it
             if not answer.done():
                 answer.set_exception(error)
             elif not isinstance(error, KvplaneError):
-                raise
+                _log.exception("the router failed on a turn whose client had left")
             return
         if answer.done():
             self._take_back(decision)

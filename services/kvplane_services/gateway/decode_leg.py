@@ -1,5 +1,6 @@
 """Runs the decode leg of a turn, and answers the client with what the engine sends."""
 
+import asyncio
 import logging
 
 import aiohttp
@@ -17,6 +18,9 @@ from kvplane_services.gateway.turn import Attempt, Turn
 from kvplane_services.router.model import LegKind, RouteOutcome
 
 _log = logging.getLogger(__name__)
+
+# Seconds that the end of an answer waits for a router that is slow to take the leg's report.
+_REPORT_WAIT = 0.05
 
 
 class DecodeFailed(Exception):
@@ -105,7 +109,7 @@ class DecodeLeg:
             self._report.end(RouteOutcome.FAILED)
             raise DecodeFailed(failures.broken("is not complete"), retry=False) from error
         self._runner.count_tokens(LegKind.DECODE, answer)
-        self._succeeded(answer)
+        await self._succeeded(answer)
         return web.Response(
             status=response.status,
             body=ParamsEraser().feed(body),
@@ -152,15 +156,18 @@ class DecodeLeg:
         except ConnectionError as error:
             raise ClientGone from error
 
-    def _succeeded(self, answer: EngineAnswer | None = None) -> None:
+    async def _succeeded(self, answer: EngineAnswer | None = None) -> None:
+        """Reports, and lets the report go first: a turn that overtakes it looks like a fork."""
         told = answer or EngineAnswer()
-        self._report.end(
+        delivery = self._report.end(
             RouteOutcome.SUCCEEDED,
             prompt_tokens=told.prompt_tokens,
             cached_tokens=told.cached_tokens,
             output_tokens=told.output_tokens,
         )
         self.outcome = RouteOutcome.SUCCEEDED
+        if delivery is not None:
+            await asyncio.wait([delivery], timeout=_REPORT_WAIT)
 
     def _answer_headers(self, response: aiohttp.ClientResponse) -> CIMultiDict[str]:
         answer = headers.to_client(response.headers)

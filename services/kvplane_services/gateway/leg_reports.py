@@ -1,4 +1,4 @@
-"""Tells the router how each leg went: exactly once, and never on the way of an answer."""
+"""Tells the router how each leg went, exactly once."""
 
 import asyncio
 import logging
@@ -14,8 +14,14 @@ from kvplane_services.router.ports import Router
 
 _log = logging.getLogger(__name__)
 
+# Done once the router has the report, or never will.
+Delivery = asyncio.Future[None]
+
+_Waiting = tuple[LegReport, Delivery]
+
 _WORKERS = 4
 _MOST_WAITING = 10_000
+_STOP_WAIT = 5.0
 
 
 class LegReports:
@@ -31,32 +37,41 @@ class LegReports:
 
     def __init__(self, *, router: Router) -> None:
         self._router = router
-        self._queues: list[asyncio.Queue[LegReport | None]] = [
+        self._queues: list[asyncio.Queue[_Waiting | None]] = [
             asyncio.Queue(_MOST_WAITING) for _ in range(_WORKERS)
         ]
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Delivers inside of the block; at its end, first what still waits."""
-        async with asyncio.TaskGroup() as workers:
-            for queue in self._queues:
-                workers.create_task(self._deliver(queue), name="leg-reports")
+        """Delivers inside of the block; at its end, first what still waits, for 5 s at most."""
+        async with asyncio.TaskGroup() as tasks:
+            workers = [
+                tasks.create_task(self._deliver(queue), name="leg-reports")
+                for queue in self._queues
+            ]
             try:
                 yield
             finally:
                 for queue in self._queues:
                     await queue.put(None)
+                await asyncio.wait(workers, timeout=_STOP_WAIT)
+                for worker in workers:
+                    worker.cancel()
 
-    def send(self, report: LegReport) -> None:
-        """Takes a report for delivery. Never waits."""
+    def send(self, report: LegReport) -> Delivery:
+        """Takes a report for delivery, and returns at once."""
+        delivery: Delivery = asyncio.get_running_loop().create_future()
         queue = self._queues[zlib.crc32(report.decision_id.encode()) % _WORKERS]
         try:
-            queue.put_nowait(report)
+            queue.put_nowait((report, delivery))
         except asyncio.QueueFull:
             _log.warning("report of %s dropped: the router does not keep up", report.decision_id)
+            delivery.set_result(None)
+        return delivery
 
-    async def _deliver(self, queue: asyncio.Queue[LegReport | None]) -> None:
-        while (report := await queue.get()) is not None:
+    async def _deliver(self, queue: "asyncio.Queue[_Waiting | None]") -> None:
+        while (waiting := await queue.get()) is not None:
+            report, delivery = waiting
             try:
                 await self._router.report(report)
             except KvplaneError as error:
@@ -64,6 +79,9 @@ class LegReports:
             except Exception:  # noqa: BLE001 - a bug of the router must not end the gateway
                 # The outermost frame of this task; a bug in a router must not end the gateway.
                 _log.exception("report of %s not delivered", report.decision_id)
+            finally:
+                if not delivery.done():
+                    delivery.set_result(None)
 
 
 class OpenLeg:
@@ -117,17 +135,17 @@ class OpenLeg:
         prompt_tokens: int = 0,
         cached_tokens: int = 0,
         output_tokens: int = 0,
-    ) -> None:
-        """The leg is over. Only the first call counts."""
+    ) -> Delivery | None:
+        """The leg is over. Only the first call counts, and returns the report's delivery."""
         if not self._open:
-            return
+            return None
         self._open = False
         duration = 0.0
         if self._started is not None:
             duration = self._clock.now() - self._started
             self._instruments.in_flight.add(-1, {"leg": self._kind.value})
         self._instruments.legs.add(1, {"leg": self._kind.value, "outcome": outcome.value})
-        self._reports.send(
+        return self._reports.send(
             LegReport(
                 decision_id=self._decision.decision_id,
                 leg=self._kind,

@@ -61,11 +61,17 @@ class LegRunner:
     ) -> LegRequest:
         """The request of a leg; `silence` and `deadline` as in `LegRequest`."""
         tenant_header = self.config.tenant_header.lower()
+        # Clients see the decode leg's id in the answer's.
+        parts = [turn.turn_id]
+        if attempt.number > 1:
+            parts.append(str(attempt.number))
+        if kind is LegKind.PREFILL:
+            parts.append("prefill")
         return LegRequest(
             url=leg.endpoint.rstrip("/") + turn.path,
             headers=headers.to_engine(
                 turn.headers,
-                request_id=f"{turn.turn_id}-{attempt.number}-{kind.value}",
+                request_id="-".join(parts),
                 data_parallel_rank=leg.data_parallel_rank,
                 trace=self.telemetry.trace_headers(),
                 without=(tenant_header,) if tenant_header else (),

@@ -1,7 +1,7 @@
 """Passes a stream of events on to the client, as bytes, as they come."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 from aiohttp import web
@@ -51,14 +51,14 @@ class StreamRelay:
         return piece
 
     async def relay(
-        self, first: bytes, client: web.StreamResponse, *, on_done: Callable[[], None]
+        self, first: bytes, client: web.StreamResponse, *, on_done: Callable[[], Awaitable[None]]
     ) -> str:
         """Sends everything on, until the stream ends or breaks.
 
         Args:
             first: What `first_piece` gave.
             client: The prepared answer to the client.
-            on_done: Called when [DONE] is seen, before the client sees it and may send its
+            on_done: Awaited when [DONE] is seen, before the client sees it and may send its
                 next turn.
 
         Returns:
@@ -74,7 +74,7 @@ class StreamRelay:
             self._tail = (self._tail + shown[-_TAIL:])[-_TAIL:]
             if not done and _DONE.search(self._tail):
                 done = True
-                on_done()
+                await on_done()
             await self._write(client, shown)
             try:
                 piece = await self._upstream.content.readany()

@@ -38,6 +38,7 @@ class RecordingRouter:
     decisions: list[Decision] = field(default_factory=list)
     reports: list[LegReport] = field(default_factory=list)
     rank: int | None = None
+    report_takes: float = 0.0
     # Set when a turn was to be decided.
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     _reported: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -83,6 +84,8 @@ class RecordingRouter:
         return decision
 
     async def report(self, report: LegReport) -> None:
+        if self.report_takes:
+            await asyncio.sleep(self.report_takes)
         self.reports.append(report)
         async with self._reported:
             self._reported.notify_all()

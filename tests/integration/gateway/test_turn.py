@@ -1,3 +1,4 @@
+import asyncio
 import json
 from typing import Any
 
@@ -283,3 +284,19 @@ async def test_trace_context_reaches_the_engines(make_gateway: GatewayMaker) -> 
 
         for asked in (gateway.prefill.asked[0], gateway.decode.asked[0]):
             assert asked.headers["traceparent"].split("-")[1] == parent.split("-")[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_report_overtakes_the_next_turn(make_gateway: GatewayMaker, *, stream: bool) -> None:
+    """The router hears that decode is over before the client does, unless it is slow to listen."""
+    behaviour = events(chunk("a"), DONE) if stream else answer(WHOLE)
+    async with make_gateway(decode=[behaviour]) as gateway:
+        gateway.router.report_takes = 0.02
+        await gateway.chat({**CHAT, "stream": stream})
+        heard = {report.leg for report in gateway.router.reports}
+        gateway.router.report_takes = 1.5
+        async with asyncio.timeout(1):
+            await gateway.chat({**CHAT, "stream": stream})
+        gateway.router.report_takes = 0
+
+        assert LegKind.DECODE in heard

@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
@@ -149,6 +149,7 @@ def test_named_session_needs_no_digests() -> None:
     assert implicit.max_output_tokens == 9
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.dictionaries(st.text(), st.none() | st.integers() | st.text(), max_size=3), max_size=5
@@ -162,6 +163,7 @@ def test_digests_of_a_prefix_are_a_prefix(messages: list[dict[str, Any]], upto: 
     assert message_digests(body(*messages[:upto]), scope=SCOPE) == whole[:upto]
 
 
+@settings(max_examples=40)
 @given(st.binary(max_size=40))
 def test_strange_messages_are_no_trouble(raw: bytes) -> None:
     """Whatever `messages` is, naming does not fail."""
