@@ -1,6 +1,7 @@
 """Tells the router how each leg went, exactly once."""
 
 import asyncio
+import contextlib
 import logging
 import zlib
 from collections.abc import AsyncGenerator
@@ -53,7 +54,8 @@ class LegReports:
                 yield
             finally:
                 for queue in self._queues:
-                    await queue.put(None)
+                    with contextlib.suppress(asyncio.QueueFull):
+                        queue.put_nowait(None)
                 await asyncio.wait(workers, timeout=_STOP_WAIT)
                 for worker in workers:
                     worker.cancel()
