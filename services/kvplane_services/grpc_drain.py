@@ -6,6 +6,7 @@ a watch ends after the event in hand. Clients see the stream close with OK, and 
 """
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -35,12 +36,16 @@ class DrainInterceptor(Interceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None or not handler.response_streaming:
             return cast("Handler", handler)
+        behaviour = handler.stream_stream or handler.unary_stream
+        if not inspect.isasyncgenfunction(behaviour):
+            # It writes for itself, as gRPC's own services do: those end with the grace.
+            return cast("Handler", handler)
         if handler.request_streaming:
             make: Any = grpc.stream_stream_rpc_method_handler
-            behaviour = self._until_stopped_in(handler.stream_stream)
+            behaviour = self._until_stopped_in(behaviour)
         else:
             make = grpc.unary_stream_rpc_method_handler
-            behaviour = self._until_stopped_out(handler.unary_stream)
+            behaviour = self._until_stopped_out(behaviour)
         wrapped: Handler = make(
             behaviour,
             request_deserializer=handler.request_deserializer,
@@ -63,23 +68,28 @@ class DrainInterceptor(Interceptor):
         return call
 
 
+_END = object()
+
+
 async def _until(items: AsyncIterator[Any], stopping: asyncio.Event) -> AsyncIterator[Any]:
     iterator = aiter(items)
     stopped = asyncio.ensure_future(stopping.wait())
     following: asyncio.Future[Any] | None = None
     try:
         while not stopped.done():
-            following = asyncio.ensure_future(anext(iterator))
+            following = asyncio.ensure_future(_next(iterator))
             await asyncio.wait({following, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                return
-            try:
-                item = following.result()
-            except StopAsyncIteration:
+            if not following.done() or (item := following.result()) is _END:
                 return
             yield item
     finally:
         stopped.cancel()
-        if following is not None and not following.done():
+        if following is not None:
             following.cancel()
+            # A call that was cancelled just as its stream ended leaves an end to be taken note of.
             await asyncio.gather(following, return_exceptions=True)
+
+
+async def _next(iterator: AsyncIterator[Any]) -> Any:
+    # A future cannot carry StopAsyncIteration well: nobody retrieves it on a cancelled call.
+    return await anext(iterator, _END)

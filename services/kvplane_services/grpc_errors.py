@@ -4,6 +4,7 @@ Clients match on the status code and on the `reason` of google.rpc.ErrorInfo, wh
 "kvplane"; the message is for people.
 """
 
+import inspect
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -79,7 +80,10 @@ class ErrorInterceptor(Interceptor):
             return cast("Handler", None)
         method = handler_call_details.method
         if handler.response_streaming:
-            behaviour = _streaming(handler.stream_stream or handler.unary_stream, method)
+            behaviour = handler.stream_stream or handler.unary_stream
+            # gRPC also takes coroutines that write for themselves; its own services are such.
+            wrap = _streaming if inspect.isasyncgenfunction(behaviour) else _unary
+            behaviour = wrap(behaviour, method)
             make = (
                 grpc.stream_stream_rpc_method_handler
                 if handler.request_streaming

@@ -31,9 +31,10 @@ class StatePlane:
         directory: DirectoryConfig | None = None,
         leases: LeaseConfig | None = None,
         sessions: SessionConfig | None = None,
+        backlog: int = 16_384,
     ) -> None:
         self.clock = clock or FakeClock()
-        self.store = MemoryStore(clock=self.clock)
+        self.store = MemoryStore(clock=self.clock, backlog=backlog)
         self.lease_table = self.store.table(Lease)
         self.directory = EngineDirectory(
             table=self.store.table(Engine),

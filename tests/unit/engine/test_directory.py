@@ -206,9 +206,13 @@ async def test_a_restarted_process_does_not_drain(plane: StatePlane) -> None:
 @pytest.mark.parametrize("verb", ["drain", "resume", "get"])
 async def test_unknown_engines_are_not_found(plane: StatePlane, verb: str) -> None:
     """Operators are told that there is no such engine."""
+
+    async def ask() -> None:
+        answer = getattr(plane.directory, verb)("d0")
+        await answer
+
     with pytest.raises(NotFound):
-        result = getattr(plane.directory, verb)("d0")
-        await result
+        await ask()
 
 
 async def test_deregistering(plane: StatePlane) -> None:

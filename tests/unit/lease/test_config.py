@@ -43,7 +43,11 @@ def test_wishes_are_clamped_at_both_ends() -> None:
     """What is asked for out of bounds is granted as far as the bounds go."""
     config = LeaseConfig()
 
-    assert [
-        config.clamp_claim(ttl) for ttl in (0.0, -5.0, 0.1, 1e9, 45.0)
-    ] == [30.0, 1.0, 1.0, 600.0, 45.0]
+    assert [config.clamp_claim(ttl) for ttl in (0.0, -5.0, 0.1, 1e9, 45.0)] == [
+        30.0,
+        1.0,
+        1.0,
+        600.0,
+        45.0,
+    ]
     assert [config.clamp_fixed(ttl) for ttl in (0.1, 1e9, 480.0)] == [1.0, 3600.0, 480.0]

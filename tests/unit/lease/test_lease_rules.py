@@ -123,7 +123,7 @@ class LeaseRules(RuleBasedStateMachine):
             self.report(name, EngineReport(ended=ends))
 
     @rule(retention=retentions, off=st.sampled_from([-1, 0, 1]), drop=st.booleans())
-    def claim(self, retention: tuple[str, str], off: int, drop: bool) -> None:
+    def claim(self, retention: tuple[str, str], off: int, *, drop: bool) -> None:
         """A holder claims a lease, with the right token or another."""
         lease = self.lease_of(retention)
         if lease is None:

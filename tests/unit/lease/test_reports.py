@@ -466,7 +466,7 @@ async def test_idle_leases_lapse(plane: StatePlane) -> None:
     """A lease that nobody used for `idle_keep` is no longer renewed, nor released."""
     engine = await plane.register()
     await plane.report(engine, full(retention_of()))
-    renewals = []
+    renewals: list[Directive] = []
     for _ in range(18):
         await plane.clock.advance(10)
         renewals.extend((await plane.report(engine, held())).directives)
@@ -563,9 +563,9 @@ async def test_each_lease_expires_at_its_own_time(plane: StatePlane) -> None:
 
     await plane.manager.sweep()
 
-    assert [
-        record.lease.retention_id for record in plane.manager._ledger.on_engine("d0")
-    ] == ["long"]
+    assert [record.lease.retention_id for record in plane.manager._ledger.on_engine("d0")] == [
+        "long"
+    ]
 
 
 async def test_the_plane_expires_later_than_the_engine(plane: StatePlane) -> None:
