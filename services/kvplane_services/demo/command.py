@@ -54,13 +54,13 @@ async def run_demo(
     started = clock.now()
 
     def say(line: str) -> None:
-        err.print(f"[{clock.now() - started:5.1f} s] {line}", markup=False)
+        err.print(f"[{clock.now() - started:5.1f} s] {line}", markup=False, soft_wrap=True)
 
     code = 1
     try:
         code = await _run(engine_python, json_file, folder, out, say, clock)
     except (StartError, openai.APIError, OSError) as error:
-        err.print(f"kvplane demo: {error}", markup=False)
+        err.print(f"kvplane demo: {error}", markup=False, soft_wrap=True)
     finally:
         if code == 0 and log_dir is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -106,8 +106,9 @@ async def _run(
         )
     out.print(as_table(turns))
     out.print(
-        "Tokens are the prefill engine's own counts. It runs without a prefix cache, so that what "
-        "it does not compute it has read from the decode engine.",
+        "Without reuse the prefill engine computes every prompt token. "
+        "Tokens are that engine's own counts; it runs without a prefix cache, so that what it does "
+        "not compute it has read from the decode engine.",
     )
     versions = await _versions(engine_python)
     out.print(", ".join(f"{name} {number}" for name, number in versions.items()))
