@@ -152,10 +152,13 @@ class ClientBody:
     def one_sequence(self) -> bool:
         """Whether one prompt is continued by sampling, so that blocks can be handed over for it.
 
-        A list of prompts would have every one of them read the blocks of the first; a beam
+        Each of several prompts or choices would read the same blocks, which a prefill engine
+        gives away with the first read: the others could read what lies there by then. A beam
         search does not pass `kv_transfer_params` on.
         """
-        return not self.has("use_beam_search") and not (not self.chat and self._many_prompts())
+        several_choices = self.number("n") > 1 or self.number("best_of") > 1
+        several_prompts = not self.chat and self._many_prompts()
+        return not (several_choices or several_prompts or self.has("use_beam_search"))
 
     @property
     def asks_about_prompt(self) -> bool:

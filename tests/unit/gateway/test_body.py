@@ -229,6 +229,14 @@ def test_lists_of_prompts_are_several_sequences(prompt: Any, *, one: bool) -> No
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "one"), [("n", 1, True), ("n", 2, False), ("best_of", 3, False)]
+)
+def test_several_choices_are_several_sequences(field: str, value: int, *, one: bool) -> None:
+    """Choices that would each read the blocks that the first read gives away are not split."""
+    assert parse({"model": "m", field: value}, chat=True).one_sequence is one
+
+
+@pytest.mark.parametrize(
     ("fields", "chat", "asks"),
     [
         ({}, True, False),
