@@ -233,7 +233,9 @@ def test_lists_of_prompts_are_several_sequences(prompt: Any, *, one: bool) -> No
 )
 def test_several_choices_are_several_sequences(field: str, value: int, *, one: bool) -> None:
     """Choices that would each read the blocks that the first read gives away are not split."""
-    assert parse({"model": "m", field: value}, chat=True).one_sequence is one
+    body = parse({"model": "m", "prompt": "text", field: value}, chat=False)
+
+    assert body.one_sequence is one
 
 
 @pytest.mark.parametrize(
