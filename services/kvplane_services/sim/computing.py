@@ -37,7 +37,9 @@ def sample(request: Request, *, max_model_len: int) -> Sampled:
         raise ValueError("nothing was computed")
     sampling = request.sampling
     long_enough = request.output_length + 1 > sampling.min_tokens
-    token = request.attention.next_token(may_end=long_enough and not sampling.ignore_eos)
+    # No reply ends before it began: that would tell a reader nothing.
+    may_end = long_enough and request.output_length > 0 and not sampling.ignore_eos
+    token = request.attention.next_token(may_end=may_end)
     request.tokens.append(token)
     request.text += decode([token])
     if token == EOS:

@@ -140,13 +140,14 @@ def parse(
     elif limit is None:
         limit = _DEFAULT_COMPLETION_TOKENS
     _check_length(len(prompt), limit, max_model_len)
+    room = max_model_len - len(prompt)
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     options = body.stream_options or StreamOptions()
     return Parsed(
         prompt=prompt,
         context=context_of(cache_salt=body.cache_salt or ""),
         sampling=Sampling(
-            max_tokens=max_model_len - len(prompt) if limit is None else limit,
+            max_tokens=room if limit is None else min(limit, room),
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
             stop=tuple(filter(None, stop)),
@@ -199,18 +200,16 @@ def _prompt(body: ChatBody | CompletionBody) -> list[int]:
 def _check_length(prompt: int, limit: int | None, max_model_len: int) -> None:
     if limit is not None and limit < 1:
         raise BadRequest(f"max_tokens must be at least 1, got {limit}.", param="max_tokens")
+    if limit is not None and limit > max_model_len:
+        raise BadRequest(
+            f"max_tokens={limit} cannot be greater than max_model_len={max_model_len}. "
+            "Please request fewer output tokens.",
+            param="max_tokens",
+        )
     if prompt >= max_model_len:
         raise BadRequest(
             f"This model's maximum context length is {max_model_len} tokens. However, your "
             f"prompt contains {prompt} input tokens, which exceeds this limit even without any "
             "output tokens. Please reduce the length of the input prompt.",
             param="input_tokens",
-        )
-    if limit is not None and prompt + limit > max_model_len:
-        raise BadRequest(
-            f"This model's maximum context length is {max_model_len} tokens. However, you "
-            f"requested {limit} output tokens and your prompt contains {prompt} input tokens, "
-            f"for a total of {prompt + limit} tokens. Please reduce the length of the input "
-            "prompt or the number of requested output tokens.",
-            param="max_tokens",
         )

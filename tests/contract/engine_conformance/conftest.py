@@ -21,6 +21,8 @@ idle_keep = 0
 heartbeat_interval = 0.25
 """
 LEASE_TTL = 10.0
+# As many tokens as the real pair has.
+_SIM_BLOCKS = 3200
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,13 @@ def bench(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench
 
 def _simulated(target: str, folder: Path) -> Iterator[Started]:
     # As the real pair is set up: the prefill engine keeps no cache of its own.
-    options = ("--blocks", "400", "--max-model-len", "4096")
+    options = ("--blocks", str(_SIM_BLOCKS), "--max-model-len", "4096")
     prefill = start_sim(
         "prefill", plane=target, folder=folder, options=(*options, "--no-prefix-caching")
     )
     decode = start_sim("decode", plane=target, folder=folder, options=options)
     try:
-        yield Started(SimPair(prefill, decode), block_size=16, blocks=400)
+        yield Started(SimPair(prefill, decode), block_size=16, blocks=_SIM_BLOCKS)
     finally:
         for engine in (prefill, decode):
             engine.program.stop()

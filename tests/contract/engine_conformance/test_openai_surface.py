@@ -188,12 +188,33 @@ def test_other_content_types_are_400(bench: Bench) -> None:
     _error(bench, COMPLETIONS, body, 400, kind="text/plain")
 
 
-def test_too_long_prompts_are_400(bench: Bench) -> None:
-    """A prompt, or a prompt and its answer, beyond the context is refused with the limit."""
-    limit = call(bench.pair.decode, "/v1/models").json["data"][0]["max_model_len"]
-    long = {"model": MODEL, "prompt": "x" * (limit * 2)}
-    much = {"model": MODEL, "prompt": "x", "max_tokens": limit}
+def _limit(bench: Bench) -> int:
+    limit: int = call(bench.pair.decode, "/v1/models").json["data"][0]["max_model_len"]
+    return limit
 
-    for body in (long, much):
-        error = _error(bench, COMPLETIONS, json.dumps(body).encode(), 400)
-        assert f"maximum context length is {limit}" in error["message"]
+
+def test_too_long_prompts_are_400(bench: Bench) -> None:
+    """A prompt beyond the context is refused with the limit."""
+    limit = _limit(bench)
+    body = json.dumps({"model": MODEL, "prompt": "x" * (limit * 2)}).encode()
+
+    error = _error(bench, COMPLETIONS, body, 400)
+    assert f"maximum context length is {limit}" in error["message"]
+
+
+def test_too_long_answers_are_400(bench: Bench) -> None:
+    """More output than the context holds is refused with the limit."""
+    limit = _limit(bench)
+    body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": limit + 1}).encode()
+
+    error = _error(bench, COMPLETIONS, body, 400)
+    assert f"max_model_len={limit}" in error["message"]
+
+
+def test_answers_are_cut_to_the_context(bench: Bench) -> None:
+    """Output that does not fit behind the prompt is cut, not refused."""
+    limit = _limit(bench)
+    body = _post(bench, COMPLETIONS, prompt="x" * (limit - 4), max_tokens=limit, ignore_eos=True)
+
+    assert body["usage"]["completion_tokens"] == 4
+    assert body["choices"][0]["finish_reason"] == "length"

@@ -35,6 +35,11 @@ def test_limits_have_the_defaults_of_vllm() -> None:
     assert _chat(max_tokens=3, max_completion_tokens=5).sampling.max_tokens == 5
 
 
+def test_limits_are_cut_to_the_room_there_is() -> None:
+    """More than fits behind the prompt is not refused, it is less."""
+    assert _completion(max_tokens=100).sampling.max_tokens == 98
+
+
 def test_prompts_come_as_text_or_tokens() -> None:
     """Text, token ids, and lists of one prompt mean the same."""
     given: list[Any] = ["hi", ["hi"], [104, 105], [[104, 105]]]
@@ -71,7 +76,7 @@ def test_parameters_travel_untouched() -> None:
         ({"messages": "hi"}, 400, "Expected `array`"),
         ({"max_tokens": "5"}, 400, "Expected `int"),
         ({"max_tokens": 0}, 400, "at least 1"),
-        ({"max_tokens": 99}, 400, "maximum context length is 100"),
+        ({"max_tokens": 101}, 400, "cannot be greater than max_model_len=100"),
         ({"messages": [{"role": "user", "content": "x" * 200}]}, 400, "maximum context length"),
         ({"n": 2}, 400, "one choice"),
         ({"logprobs": True}, 400, "logprobs"),
