@@ -20,6 +20,7 @@ from kvplane.client import (
     RetentionLog,
     SessionKey,
     SystemClock,
+    Tls,
 )
 from kvplane.digest import chain_of, context_of
 
@@ -36,6 +37,7 @@ class LinkedEngine(RetentionLog):
         *,
         model: str = "m",
         role: engine_pb2.Role.ValueType = engine_pb2.ROLE_DECODE,
+        tls: Tls | None = None,
     ) -> None:
         super().__init__()
         self.engine_id = engine_id
@@ -47,6 +49,7 @@ class LinkedEngine(RetentionLog):
             engine=description(engine_id, model, role),
             source=self,
             timing=QUICK,
+            tls=tls,
         )
 
     def retain(self, retention_id: str, key: SessionKey, *, tokens: int = 256) -> None:
@@ -111,9 +114,10 @@ async def linked_engine(
     *,
     model: str = "m",
     role: engine_pb2.Role.ValueType = engine_pb2.ROLE_DECODE,
+    tls: Tls | None = None,
 ) -> AsyncIterator[LinkedEngine]:
     """Registers an engine for the duration of the block."""
-    engine = LinkedEngine(engine_id, target, model=model, role=role)
+    engine = LinkedEngine(engine_id, target, model=model, role=role, tls=tls)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(engine.link.run())
         try:

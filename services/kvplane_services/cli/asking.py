@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -69,6 +70,17 @@ RouterOption = Annotated[
         help="Where `kvplane router` runs as a process of its own; overrides --plane.",
     ),
 ]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        metavar="FILE",
+        envvar="KVPLANE_TLS_CA",
+        exists=True,
+        dir_okay=False,
+        help="Certificates to trust, in PEM, for a plane that serves with --tls-cert.",
+    ),
+]
 SpanOption = Annotated[
     float | None,
     typer.Option(
@@ -84,6 +96,7 @@ def ask(
     work: Callable[["Plane"], Awaitable[T]],
     *,
     plane: str,
+    tls_ca: Path | None = None,
     leases: str | None = None,
     registry: str | None = None,
     router: str | None = None,
@@ -94,10 +107,12 @@ def ask(
         KvplaneClientError: A call failed.
 
     """
-    from kvplane.client import Plane
+    from kvplane.client import Plane, Tls
+
+    tls = None if tls_ca is None else Tls(root_certificates=tls_ca.read_bytes())
 
     async def asking() -> T:
-        async with Plane(plane, leases=leases, registry=registry, router=router) as target:
+        async with Plane(plane, leases=leases, registry=registry, router=router, tls=tls) as target:
             return await work(target)
 
     return asyncio.run(asking())

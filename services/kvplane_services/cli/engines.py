@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplane_services.cli.asking import DEFAULT_PLANE, LeasesOption, PlaneOption, ask
+from kvplane_services.cli.asking import DEFAULT_PLANE, LeasesOption, PlaneOption, TlsCaOption, ask
 from kvplane_services.cli.output import (
     Output,
     enum_text,
@@ -39,6 +39,7 @@ def list_engines(
     role: Annotated[Role | None, typer.Option(help="Only engines of this role.")] = None,
     model: Annotated[str, typer.Option(help="Only engines that serve this model.")] = "",
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     leases: LeasesOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -51,7 +52,7 @@ def list_engines(
         found = target.engines.list(role=wanted, model=model)
         return [one async for one in found]
 
-    found = ask(work, plane=plane, leases=leases)
+    found = ask(work, plane=plane, tls_ca=tls_ca, leases=leases)
     if output is Output.JSON:
         print_json_list("engines", found)
     else:
@@ -61,31 +62,38 @@ def list_engines(
 def get(
     engine: EngineArgument,
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     leases: LeasesOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show one engine."""
-    _print(ask(lambda p: p.engines.get(engine), plane=plane, leases=leases), output)
+    _print(ask(lambda p: p.engines.get(engine), plane=plane, tls_ca=tls_ca, leases=leases), output)
 
 
 def drain(
     engine: EngineArgument,
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     leases: LeasesOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Send an engine no new turns; its leases stay readable until they end."""
-    _print(ask(lambda p: p.engines.drain(engine), plane=plane, leases=leases), output)
+    _print(
+        ask(lambda p: p.engines.drain(engine), plane=plane, tls_ca=tls_ca, leases=leases), output
+    )
 
 
 def resume(
     engine: EngineArgument,
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     leases: LeasesOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Send a draining engine new turns again."""
-    _print(ask(lambda p: p.engines.resume(engine), plane=plane, leases=leases), output)
+    _print(
+        ask(lambda p: p.engines.resume(engine), plane=plane, tls_ca=tls_ca, leases=leases), output
+    )
 
 
 def deregister(
@@ -95,6 +103,7 @@ def deregister(
         typer.Option(help="Only this registration; the current one if left out."),
     ] = None,
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     leases: LeasesOption = None,
 ) -> None:
     """Forget an engine and end its leases. An engine that still runs registers again."""
@@ -103,7 +112,7 @@ def deregister(
         current = epoch if epoch is not None else (await target.engines.get(engine)).epoch
         await target.engines.deregister(engine, epoch=current)
 
-    ask(work, plane=plane, leases=leases)
+    ask(work, plane=plane, tls_ca=tls_ca, leases=leases)
     print(f"deregistered {engine}")
 
 

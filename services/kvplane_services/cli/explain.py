@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplane_services.cli.asking import DEFAULT_PLANE, PlaneOption, RouterOption, ask
+from kvplane_services.cli.asking import DEFAULT_PLANE, PlaneOption, RouterOption, TlsCaOption, ask
 from kvplane_services.cli.output import Output, enum_text, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
+    *,
     model: Annotated[str, typer.Option(help="The model that the turn asks for.")],
     session: Annotated[
         str, typer.Option(help="The session id; leave out for a client that names none.")
@@ -27,6 +28,7 @@ def explain(
         int, typer.Option(min=0, help="Tokens in the prompt; 0 if unknown.")
     ] = 0,
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     router: RouterOption = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="How to answer.")] = Output.TABLE,
 ) -> None:
@@ -43,7 +45,7 @@ def explain(
         ),
         prompt_tokens=prompt_tokens,
     )
-    answer = ask(lambda p: p.router.explain(subject), plane=plane, router=router)
+    answer = ask(lambda p: p.router.explain(subject), plane=plane, tls_ca=tls_ca, router=router)
     if output is Output.JSON:
         print_json(answer)
     else:

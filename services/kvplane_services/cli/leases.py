@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplane_services.cli.asking import DEFAULT_PLANE, LeasesOption, PlaneOption, ask
+from kvplane_services.cli.asking import DEFAULT_PLANE, LeasesOption, PlaneOption, TlsCaOption, ask
 from kvplane_services.cli.output import (
     Output,
     duration_text,
@@ -52,6 +52,7 @@ def list_leases(
         bool, typer.Option("--all", "-a", help="Ended leases that are still remembered, too.")
     ] = False,
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     leases: LeasesOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -61,7 +62,7 @@ def list_leases(
         found = target.leases.list(engine=engine, session=session, include_ended=include_ended)
         return [one async for one in found]
 
-    found = ask(work, plane=plane, leases=leases)
+    found = ask(work, plane=plane, tls_ca=tls_ca, leases=leases)
     if output is Output.JSON:
         print_json_list("leases", found)
     else:
@@ -71,11 +72,12 @@ def list_leases(
 def get(
     lease: LeaseArgument,
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     leases: LeasesOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show one lease; an ended one says why it ended."""
-    found = ask(lambda p: p.leases.get(lease), plane=plane, leases=leases)
+    found = ask(lambda p: p.leases.get(lease), plane=plane, tls_ca=tls_ca, leases=leases)
     if output is Output.JSON:
         print_json(found)
     else:
@@ -89,6 +91,7 @@ def release(
         typer.Option("--token", help="Only the grant with this token; the live one if left out."),
     ] = None,
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     leases: LeasesOption = None,
 ) -> None:
     """End a lease before its time. Releasing a lease that is gone succeeds."""
@@ -99,13 +102,14 @@ def release(
             token = (await target.leases.get(lease)).fencing_token
         await target.leases.release(lease, fencing_token=token)
 
-    ask(work, plane=plane, leases=leases)
+    ask(work, plane=plane, tls_ca=tls_ca, leases=leases)
     print(f"released {lease}")
 
 
 def watch(
     engine: EngineOption = "",
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     leases: LeasesOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -117,7 +121,7 @@ def watch(
         async for event in target.leases.watch(engine=engine):
             _print_event(event, output)
 
-    ask(work, plane=plane, leases=leases)
+    ask(work, plane=plane, tls_ca=tls_ca, leases=leases)
 
 
 _COLUMNS = (

@@ -10,6 +10,7 @@ from kvplane_services.cli.asking import (
     PlaneOption,
     RegistryOption,
     SpanOption,
+    TlsCaOption,
     ask,
 )
 from kvplane_services.cli.output import (
@@ -60,6 +61,7 @@ def list_sessions(
         str, typer.Option(help="Only sessions whose live lease is on this engine.")
     ] = "",
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     registry: RegistryOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -69,7 +71,7 @@ def list_sessions(
         found = target.sessions.list(tenant=tenant, model=model, engine=engine)
         return [one async for one in found]
 
-    found = ask(work, plane=plane, registry=registry)
+    found = ask(work, plane=plane, tls_ca=tls_ca, registry=registry)
     if output is Output.JSON:
         print_json_list("sessions", found)
     else:
@@ -82,28 +84,36 @@ def get(
     model: KeyModel = "",
     adapter: KeyAdapter = "",
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     registry: RegistryOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show one session and its latest turns."""
     name = _name(session, tenant, model, adapter)
-    _print(ask(lambda p: p.sessions.get(name), plane=plane, registry=registry), output)
+    _print(
+        ask(lambda p: p.sessions.get(name), plane=plane, tls_ca=tls_ca, registry=registry), output
+    )
 
 
 def touch(
     session: SessionArgument,
+    *,
     keep_for: SpanOption = None,
     tenant: KeyTenant = "default",
     model: KeyModel = "",
     adapter: KeyAdapter = "",
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     registry: RegistryOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Say "I shall be back": keep a session's blocks for a while."""
     name = _name(session, tenant, model, adapter)
     answer = ask(
-        lambda p: p.sessions.touch(name, keep_for=keep_for or 0.0), plane=plane, registry=registry
+        lambda p: p.sessions.touch(name, keep_for=keep_for or 0.0),
+        plane=plane,
+        tls_ca=tls_ca,
+        registry=registry,
     )
     if output is Output.JSON:
         print_json(answer)
@@ -119,12 +129,15 @@ def end(
     model: KeyModel = "",
     adapter: KeyAdapter = "",
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     registry: RegistryOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Say "I am done": release a session's lease."""
     name = _name(session, tenant, model, adapter)
-    _print(ask(lambda p: p.sessions.end(name), plane=plane, registry=registry), output)
+    _print(
+        ask(lambda p: p.sessions.end(name), plane=plane, tls_ca=tls_ca, registry=registry), output
+    )
 
 
 def delete(
@@ -133,16 +146,18 @@ def delete(
     model: KeyModel = "",
     adapter: KeyAdapter = "",
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     registry: RegistryOption = None,
 ) -> None:
     """Forget a session and release its lease. Deleting one that is gone succeeds."""
     name = _name(session, tenant, model, adapter)
-    ask(lambda p: p.sessions.delete(name), plane=plane, registry=registry)
+    ask(lambda p: p.sessions.delete(name), plane=plane, tls_ca=tls_ca, registry=registry)
     print(f"deleted {name}")
 
 
 def watch(
     plane: PlaneOption = DEFAULT_PLANE,
+    tls_ca: TlsCaOption = None,
     registry: RegistryOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -154,7 +169,7 @@ def watch(
         async for event in target.sessions.watch():
             _print_event(event, output)
 
-    ask(work, plane=plane, registry=registry)
+    ask(work, plane=plane, tls_ca=tls_ca, registry=registry)
 
 
 def _name(session: str, tenant: str, model: str, adapter: str) -> str:
