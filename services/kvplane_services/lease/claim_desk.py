@@ -51,10 +51,12 @@ class ClaimDesk:
             return ClaimResult(RenewalOutcome.NOT_FOUND)
         if record.lease.fencing_token != renewal.fencing_token:
             return ClaimResult(RenewalOutcome.FENCED)
+        if renewal.drop:
+            # Of a lease that is being released too: a turn's claim ends with the turn.
+            record.claims.drop(holder, now)
         if record.lease.state is not LeaseState.ACTIVE:
             return ClaimResult(RenewalOutcome.NOT_FOUND)
         if renewal.drop:
-            record.claims.drop(holder, now)
             return ClaimResult(RenewalOutcome.RENEWED)
         return self._add(holder, record, self._config.clamp_claim(renewal.ttl), now)
 
