@@ -1,5 +1,6 @@
 """One service at one address: calls with a deadline, pages, and watches that go on."""
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -9,6 +10,8 @@ import grpc.aio
 from kvplane.client.backoff import Backoff
 from kvplane.client.clock import Clock
 from kvplane.client.errors import KvplaneClientError, WatchCompactedError, from_rpc
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Page = TypeVar("Page")
@@ -116,7 +119,7 @@ class ServiceCalls:
         """
         backoff = Backoff(first=0.1, longest=3.0)
         after = 0
-        started = False
+        started = away = False
         while True:
             stream = method(request_after(after))
             wait = 0.0
@@ -124,7 +127,9 @@ class ServiceCalls:
                 if started and after == 0:
                     yield Reset()
                 async for message in stream:
-                    started = True
+                    if away:
+                        _log.info("a watch at %s goes on", self._target)
+                    started, away = True, False
                     backoff.reset()
                     event = event_of(message)
                     # In the initial state revisions are in no order: resume only after it.
@@ -135,6 +140,9 @@ class ServiceCalls:
             except grpc.aio.AioRpcError as failure:
                 error = from_rpc(failure, target=self._target)
                 after, wait = self._resume_point(error, after)
+                if not away and error.code == "UNAVAILABLE":
+                    away = True
+                    _log.warning("a watch waits for %s: %s", self._target, error.message)
             finally:
                 stream.cancel()
             await self._clock.sleep(max(wait, backoff.next()))
