@@ -28,6 +28,7 @@ class EngineServiceDouble(engine_pb2_grpc.EngineServiceServicer):
         self.heartbeat_interval = 0.05
         self.answer: Callable[[Frame, Answer], Answer | None] = lambda _, answer: answer
         self.arrived = asyncio.Condition()
+        self.refuse_streams = 0
 
     async def RegisterEngine(self, request: Any, context: Any) -> Any:
         self.registrations.append(request)
@@ -50,6 +51,9 @@ class EngineServiceDouble(engine_pb2_grpc.EngineServiceServicer):
     async def HeartbeatEngine(
         self, request_iterator: AsyncIterator[Frame], context: Any
     ) -> AsyncIterator[Answer]:
+        if self.refuse_streams:
+            self.refuse_streams -= 1
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams")
         async for frame in request_iterator:
             async with self.arrived:
                 self.frames.append(frame)

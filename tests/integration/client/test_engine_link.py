@@ -1,6 +1,7 @@
 """EngineLink over real gRPC on loopback."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -204,3 +205,65 @@ async def test_absent_plane_costs_nothing_but_attempts() -> None:
         await asyncio.sleep(0.2)
         assert not link.connected
         assert link.registration is None
+
+
+async def test_stream_that_the_plane_refuses_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A stream that ends with an error costs a wait, and the log says which error."""
+    plane, source = EngineServiceDouble(), LoggedSource()
+    server, port = await serve(plane)
+    plane.refuse_streams = 2
+    with caplog.at_level("WARNING"):
+        async with linked(port, source) as link:
+            await plane.until(lambda: bool(plane.frames))
+            assert link.registration is not None
+    await server.stop(None)
+    assert plane.refuse_streams == 0
+    assert len(plane.registrations) == 1
+    assert any("RESOURCE_EXHAUSTED: too many streams" in one.message for one in caplog.records)
+
+
+async def test_link_lives_in_a_hosts_thread() -> None:
+    """A host without an event loop gives the link a daemon thread, and notifies from others."""
+    plane, source = EngineServiceDouble(), LoggedSource()
+    plane.heartbeat_interval = 30.0
+    server, port = await serve(plane)
+    link = EngineLink(
+        target=f"127.0.0.1:{port}",
+        engine_id="decode-0",
+        engine=engine_pb2.Engine(),
+        source=source,
+        timing=QUICK,
+    )
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(link.run()), daemon=True)
+    thread.start()
+
+    def host() -> None:
+        for number in range(1000):
+            source.put(retention(str(number)))
+            link.notify_threadsafe()
+
+    reported: set[str] = set()
+
+    def everything() -> bool:
+        reported.update(one.retention_id for frame in plane.frames for one in frame.retentions)
+        return len(reported) == 1000
+
+    await asyncio.gather(*(asyncio.to_thread(host) for _ in range(2)))
+    await plane.until(everything)
+    closing = threading.Thread(target=lambda: _close(link, loop, thread))
+    closing.start()
+    await asyncio.to_thread(closing.join)
+    await server.stop(None)
+    assert [one.epoch for one in plane.deregistrations] == [1]
+
+
+def _close(link: EngineLink, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Stops a link as its host does: `run` ends, and `aclose` goes on in the same loop."""
+    closed = asyncio.run_coroutine_threadsafe(link.aclose(), loop)
+    thread.join()
+    if not closed.done():
+        loop.run_until_complete(asyncio.wrap_future(closed, loop=loop))
+    loop.close()
