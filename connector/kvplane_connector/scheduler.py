@@ -179,10 +179,10 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         turn = RetainedTurn(
             retention_id=request.request_id,
             mark=mark,
-            token_ids=list(request.all_token_ids[:tokens]),
+            token_ids=request.all_token_ids[:tokens],
             context=context_for(request, tokens),
             # Block 0 is vLLM's stand-in for blocks outside a window.
-            block_ids=frozenset(block for group in block_ids for block in group if block),
+            block_ids=frozenset().union(*block_ids) - {0},
             block_size=self.block_size,
             kv_transfer_params=dict(handle),
             expiry=handle["remote_blocks_expiry_time"],
