@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -115,6 +116,15 @@ def _credentials(section: GrpcSection) -> grpc.ServerCredentials | None:
             "encryption needs both grpc.tls_cert and grpc.tls_key", field="grpc.tls_cert"
         )
     pair = (read_pem(section.tls_key), read_pem(section.tls_cert))
+    try:
+        # gRPC's library says nothing of use about a certificate that it cannot take.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(section.tls_cert, section.tls_key)
+    except ssl.SSLError as error:
+        raise InvalidRequest(
+            f"{section.tls_cert} and {section.tls_key} are no certificate with its private key, "
+            f"both in PEM: {error.reason or error}",
+            field="grpc.tls_cert",
+        ) from error
     return grpc.ssl_server_credentials([pair])
 
 

@@ -16,6 +16,8 @@ from aiohttp import web
 from kvplane.client.plane import Plane
 from tests.integration.processes.kvplane_process import running
 
+TLS = Path(__file__).parents[1] / "state" / "tls"
+
 
 async def test_up_serves_everything_and_stops_in_order() -> None:
     """`kvplane up` says where it listens, answers there, and ends with 0 on SIGTERM."""
@@ -95,6 +97,10 @@ async def test_taken_address_is_one_clear_line(kind: str) -> None:
         (("up", "--http", "here"), "not an address to listen on"),
         (("router", "--leases", "127.0.0.1:0"), "port 0"),
         (("leases", "--tls-cert", "/nowhere.pem"), "both grpc.tls_cert and grpc.tls_key"),
+        (
+            ("leases", "--tls-cert", str(TLS / "key.pem"), "--tls-key", str(TLS / "cert.pem")),
+            "no certificate with its private key",
+        ),
         (("leases", "--config", "/nowhere.toml"), "/nowhere.toml"),
     ],
 )

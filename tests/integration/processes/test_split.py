@@ -5,12 +5,14 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from kvplane.api.engine.v1 import engine_pb2
 from kvplane.api.lease.v1 import lease_pb2
+from kvplane.client.channel import Tls
 from kvplane.client.plane import Plane
 from kvplane_services.adapters.grpc_router import RemoteRouter
 from kvplane_services.clock import SystemClock
@@ -126,6 +128,34 @@ async def test_turn_is_decided_retained_and_pulled(
             lambda: plane.plane.sessions.get(KEY.name), lambda session: bool(session.lease)
         )
         assert session.lease == granted
+
+
+async def test_processes_reach_each_other_over_tls(tmp_path: Path) -> None:
+    """With certificates the router follows the lease manager as it does without."""
+    tls = Path(__file__).parents[1] / "state" / "tls"
+    settings = tmp_path / "kvplane.toml"
+    settings.write_text(
+        f'engines = []\n[grpc]\ntls_cert = "{tls}/cert.pem"\ntls_key = "{tls}/key.pem"\n'
+        f'[peers]\ntls_ca = "{tls}/cert.pem"\n'
+    )
+    common = ("--grpc", "127.0.0.1:0", "--config", str(settings))
+    async with running("leases", *common) as leases:
+        address = await leases.address("gRPC")
+        async with running("router", *common, "--leases", address) as router:
+            at = await router.address("gRPC")
+            trust = Tls(root_certificates=(tls / "cert.pem").read_bytes())
+            async with Plane(address, router=at, tls=trust) as plane:
+                asked = RemoteRouter(plane=plane, clock=SystemClock())
+
+                async def refusal() -> str:
+                    try:
+                        await asked.decide(SUBJECT)
+                    except NotFound as error:
+                        return error.message
+                    return ""
+
+                # NotFound, not Unavailable: the router has the lease manager's full state.
+                assert "no engine" in await eventually(refusal, bool)
 
 
 async def test_errors_keep_their_kind_over_the_wire() -> None:
