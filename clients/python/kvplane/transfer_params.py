@@ -18,6 +18,9 @@ from kvplane.digest import DigestChain
 
 KEY = "kvplane"
 
+# Tenant, model, adapter, session id.
+_SESSION_PARTS = 4
+
 # What a prefill engine is sent when it has nothing to read: keep the blocks for a decode engine.
 PREFILL_ONLY: Mapping[str, Any] = {
     "do_remote_decode": True,
@@ -34,7 +37,7 @@ LOCAL_ONLY: Mapping[str, Any] = {"do_remote_decode": False, "do_remote_prefill":
 
 @dataclass(frozen=True, slots=True)
 class TurnMark:
-    """Whose turn a request is; `message_digest` names its messages for clients without a session id."""
+    """Whose turn a request is; `message_digest` names its messages where no session id does."""
 
     tenant: str
     model: str
@@ -60,7 +63,7 @@ class TurnMark:
         session = value.get("session")
         decision_id = value.get("decision_id", "")
         digest = value.get("message_digest", "")
-        if not (isinstance(session, list) and len(session) == 4):
+        if not (isinstance(session, list) and len(session) == _SESSION_PARTS):
             return None
         if not all(isinstance(text, str) for text in (*session, decision_id, digest)):
             return None

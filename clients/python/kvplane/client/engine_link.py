@@ -23,6 +23,7 @@ from kvplane.client.clock import Clock, SystemClock
 from kvplane.client.engine_wire import directives_of, duration_of, frame_of, seconds_of
 from kvplane.client.errors import FencedError, KvplaneClientError
 from kvplane.client.frames import exchange_within, until, wait_set, within
+from kvplane.client.outage import Outage
 from kvplane.client.registration import Registration, registration_of
 from kvplane.client.retention import RetentionSource
 from kvplane.client.timing import LinkTiming
@@ -86,6 +87,7 @@ class EngineLink:
         self._backoff = Backoff(
             first=self._timing.first_backoff, longest=self._timing.longest_backoff
         )
+        self._outage = Outage(log=_log, who=engine_id, target=self._target)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
@@ -97,7 +99,6 @@ class EngineLink:
         self._registration: Registration | None = None
         self._drain_requested = False
         self._connected = False
-        self._last_trouble = ""
 
     def __repr__(self) -> str:
         """For logs."""
@@ -214,16 +215,7 @@ class EngineLink:
         return self._transport
 
     async def _after_trouble(self, error: KvplaneClientError) -> None:
-        trouble = f"{error.code}: {error.message}"
-        if trouble != self._last_trouble:
-            # Said once, and again when it changes: a plane can be away for hours.
-            _log.warning(
-                "%s: no link to the plane at %s, trying on: %s",
-                self._engine_id,
-                self._target,
-                trouble,
-            )
-            self._last_trouble = trouble
+        self._outage.goes_on(error)
         self._connected = False
         await self._clock.sleep(max(self._backoff.next(), error.retry_after or 0.0))
 
@@ -306,8 +298,6 @@ class EngineLink:
                 )
 
     def _answered(self) -> None:
-        if self._last_trouble:
-            _log.info("%s: the plane at %s is back", self._engine_id, self._target)
-        self._last_trouble = ""
+        self._outage.over()
         self._connected = True
         self._backoff.reset()

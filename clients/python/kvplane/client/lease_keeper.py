@@ -23,6 +23,7 @@ from kvplane.client.errors import KvplaneClientError
 from kvplane.client.frames import exchange_within, until, wait_set
 from kvplane.client.kept_lease import KeptLease, LostReason
 from kvplane.client.names import lease_name
+from kvplane.client.outage import Outage
 from kvplane.client.timing import KeeperTiming
 from kvplane.client.transports import RenewalStream, RenewalTransport
 
@@ -70,6 +71,7 @@ class LeaseKeeper:
         self._backoff = Backoff(
             first=self._timing.first_backoff, longest=self._timing.longest_backoff
         )
+        self._outage = Outage(log=_log, who=holder, target=self._target)
         self._kept: dict[str, KeptLease] = {}
         self._dropped: dict[str, KeptLease] = {}
         self._wake = asyncio.Event()
@@ -185,7 +187,7 @@ class LeaseKeeper:
                         interval = await self._renew_all(stream)
                     await wait_set(self._wake, interval, clock=self._clock)
             except KvplaneClientError as error:
-                _log.info("%s: renewals fail, trying on: %s", self._holder, error)
+                self._outage.goes_on(error)
                 await self._clock.sleep(max(self._backoff.next(), error.retry_after or 0.0))
             finally:
                 if stream is not None:
@@ -205,6 +207,7 @@ class LeaseKeeper:
             interval = min(interval, await self._exchange(stream, batch, drop=True))
         for batch in _batches(self.kept):
             interval = min(interval, await self._exchange(stream, batch, drop=False))
+        self._outage.over()
         if self._undecided:
             # The manager could not say; its interval may be longer than a lease still lasts.
             self._undecided = False
