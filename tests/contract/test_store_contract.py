@@ -89,6 +89,16 @@ async def test_list_is_sorted_and_carries_the_last_revision(table: Table[str]) -
     assert Upserted("c", "3", later) == event
 
 
+async def test_revision_is_that_of_the_last_write(store: Store) -> None:
+    """The store's revision counts the writes to all its tables."""
+    first, second = store.table(str), store.table(str)
+    written = await first.put("a", "1")
+
+    assert [written, written] == [await first.revision(), await second.revision()]
+    assert await first.delete("a")
+    assert await second.revision() > written
+
+
 async def test_put_expecting_absence(table: Table[str]) -> None:
     """Expected revision 0 creates, and refuses to overwrite."""
     await table.put("a", "1", expected=0)

@@ -16,7 +16,7 @@ from kvplane_services.lease.reports import Directive, EngineReport, ReportAnswer
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.model import Session
 from kvplane_services.session.registry import SessionRegistry
-from kvplane_services.store.ports import Upserted
+from kvplane_services.store.ports import Sequence, Upserted
 from tests.support.clock import FakeClock
 from tests.support.state_values import PLANE_VERSION, engine_of
 
@@ -31,7 +31,8 @@ class StatePlane:
         directory: DirectoryConfig | None = None,
         leases: LeaseConfig | None = None,
         sessions: SessionConfig | None = None,
-        backlog: int = 16_384,
+        backlog: int = 4096,
+        tokens: Sequence | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
         self.store = MemoryStore(clock=self.clock, backlog=backlog)
@@ -45,7 +46,7 @@ class StatePlane:
         )
         self.manager = LeaseManager(
             table=self.lease_table,
-            tokens=self.store.sequence(),
+            tokens=tokens or self.store.sequence(),
             engines=self.directory,
             clock=self.clock,
             config=leases,

@@ -35,7 +35,7 @@ class MemoryStore:
     """
 
     def __init__(
-        self, *, clock: Clock, backlog: int = 16_384, bookmark_interval: float = 30.0
+        self, *, clock: Clock, backlog: int = 4096, bookmark_interval: float = 30.0
     ) -> None:
         if backlog < 1 or bookmark_interval <= 0:
             raise ValueError("backlog must be at least 1 and bookmark_interval positive")
@@ -106,6 +106,10 @@ class MemoryTable(Generic[T]):
     async def list(self) -> Snapshot[T]:
         """See `Table.list`."""
         return self._snapshot()
+
+    async def revision(self) -> int:
+        """See `Table.revision`."""
+        return self._store.revision
 
     async def put(self, key: str, value: T, *, expected: int | None = None) -> int:
         """See `Table.put`."""

@@ -213,7 +213,7 @@ class EngineDirectory:
         self, page: PageRequest, *, role: Role | None = None, model: str = ""
     ) -> Page[Engine]:
         """Engines by name. Raises InvalidRequest, Unavailable."""
-        revision = (await self._table.list()).revision
+        revision = await self._table.revision()
         engines = (
             self._stamped(engine)
             for engine in self._engines.values()

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field, replace
 
 from kvplane_services.deadlines import Deadlines
 from kvplane_services.lease.claims import Claims
-from kvplane_services.lease.model import EndReason, Lease, LeaseState
+from kvplane_services.lease.model import EndReason, Handle, Lease, LeaseState
 from kvplane_services.session.model import SessionKey
+
+# What an ended lease has: nobody may read its blocks, and proofs take memory.
+_NO_HANDLE = Handle(b"{}")
 
 
 @dataclass(slots=True)
@@ -160,7 +163,10 @@ class Ledger:
         self._deadlines.drop(record.lease_id)
         self._leave_session(record)
         record.lease = replace(
-            record.lease, state=LeaseState.ENDED, end_reason=record.release or reason
+            record.lease,
+            state=LeaseState.ENDED,
+            end_reason=record.release or reason,
+            handle=_NO_HANDLE,
         )
         self._ended[record.lease_id] = (record.lease, now + self._remember_ended)
         self._changed.append(record.lease)

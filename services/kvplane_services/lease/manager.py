@@ -134,6 +134,10 @@ class LeaseManager:
         if engine.build.connector is ConnectorKind.STOCK:
             return ReportAnswer()
         async with self._granting:
+            current = self._engines.find(engine.engine_id)
+            if current is None or current.epoch != engine.epoch:
+                # It was replaced while its report waited; its next heartbeat says so.
+                return ReportAnswer()
             answer = await self._reconciler.take(engine, report)
         await self._publish()
         return answer
@@ -225,8 +229,8 @@ class LeaseManager:
         include_ended: bool = False,
     ) -> Page[Lease]:
         """Leases by name. Raises InvalidRequest, Unavailable."""
-        revision = (await self._table.list()).revision
-        leases = [self._view(record) for record in self._ledger.live()]
+        revision = await self._table.revision()
+        leases = [record.lease for record in self._ledger.live()]
         if include_ended:
             leases.extend(self._ledger.ended())
         session = session_key.name if session_key else ""
@@ -234,12 +238,12 @@ class LeaseManager:
             (
                 lease
                 for lease in leases
-                if engine_id in ("", lease.engine_id) and session in ("", lease.session_key.name)
+                if engine_id in ("", lease.engine_id) and session_key in (None, lease.session_key)
             ),
             key=lambda lease: lease.lease_id,
             filters=("leases", engine_id, session, str(include_ended)),
             revision=revision,
-        )
+        ).map(self._shown)
 
     def feed(self) -> Feed[Lease]:
         """All leases by id, then every grant, change of state or handle, and end.
@@ -294,6 +298,10 @@ class LeaseManager:
                 pass
 
     # -- Steps -------------------------------------------------------------------------------
+
+    def _shown(self, lease: Lease) -> Lease:
+        record = self._ledger.find(lease.lease_id)
+        return self._view(record) if record else lease
 
     def _view(self, record: Record) -> Lease:
         now = self._clock.now()

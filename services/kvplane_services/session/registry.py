@@ -126,20 +126,20 @@ class SessionRegistry:
         self, page: PageRequest, *, tenant: str = "", model: str = "", engine: str = ""
     ) -> Page[Session]:
         """Sessions by name; `engine` is a full name. Raises InvalidRequest, Unavailable."""
-        revision = (await self._table.list()).revision
-        sessions = (
-            self._book.view(entry)
+        revision = await self._table.revision()
+        entries = (
+            entry
             for entry in self._book.entries()
             if tenant in ("", entry.session.key.tenant)
             and model in ("", entry.session.key.model)
             and engine in ("", entry.session.engine)
         )
         return page.take(
-            sessions,
-            key=lambda session: session.name,
+            entries,
+            key=lambda entry: entry.session.name,
             filters=("sessions", tenant, model, engine),
             revision=revision,
-        )
+        ).map(self._book.view)
 
     async def update(
         self,

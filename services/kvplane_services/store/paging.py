@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import heapq
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Generic, TypeVar
 from kvplane_services.errors import InvalidRequest
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 _DEFAULT_SIZE = 100
 _MAX_SIZE = 1000
@@ -22,6 +24,10 @@ class Page(Generic[T]):
     items: tuple[T, ...]
     next_token: str
     revision: int
+
+    def map(self, show: Callable[[T], U]) -> "Page[U]":
+        """The page with every item replaced by what `show` makes of it."""
+        return Page(tuple(show(item) for item in self.items), self.next_token, self.revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +66,10 @@ class PageRequest:
             )
         size = self.size or _DEFAULT_SIZE
         start = _decode(self.token, filters) if self.token else ""
-        rest = sorted((item for item in items if key(item) > start), key=key)
-        taken = tuple(rest[:size])
-        token = _encode(key(taken[-1]), filters) if len(rest) > size else ""
+        following = (item for item in items if key(item) > start)
+        found = heapq.nsmallest(size + 1, following, key=key)
+        taken = tuple(found[:size])
+        token = _encode(key(taken[-1]), filters) if len(found) > size else ""
         return Page(taken, token, revision)
 
 

@@ -75,6 +75,10 @@ class Table(Protocol[T]):
         """Everything, by key."""
         ...
 
+    async def revision(self) -> int:
+        """Revision of the store's last write: a watch after it misses nothing that follows."""
+        ...
+
     async def put(self, key: str, value: T, *, expected: int | None = None) -> int:
         """Writes, and returns the new revision.
 

@@ -96,6 +96,23 @@ async def test_a_lease_on_its_way_out_cannot_be_claimed(plane: StatePlane) -> No
     assert outcomes == [RenewalOutcome.NOT_FOUND]
 
 
+async def test_a_claim_on_a_lease_on_its_way_out_can_be_dropped(plane: StatePlane) -> None:
+    """A turn's claim ends with the turn, also when the lease was superseded meanwhile.
+
+    The holder is told that there is nothing left to claim.
+    """
+    engine = await plane.register()
+    lease = await plane.held_lease(engine, full(retention_of("r1")))
+    await plane.manager.renew("h", [LeaseRenewal(lease.name, lease.fencing_token)])
+    await plane.report(engine, held(retention_of("r2")))
+    drop = LeaseRenewal(lease.name, lease.fencing_token, drop=True)
+
+    outcomes = await plane.manager.renew("h", [drop])
+
+    assert outcomes == [RenewalOutcome.NOT_FOUND]
+    assert plane.manager.get(lease.name).claims == ()
+
+
 async def test_a_dropped_claim_is_gone(plane: StatePlane) -> None:
     """Giving a claim up twice is no error."""
     lease = await plane.held_lease(await plane.register(), full(retention_of()))
@@ -164,6 +181,19 @@ async def test_a_released_lease_is_over_when_the_engine_says_so(plane: StatePlan
     await plane.report(engine, EngineReport(ended=(("r1", EndReason.EXPIRED),)))
     assert plane.manager.get(lease.name).end_reason is EndReason.RELEASED
     await plane.manager.release(lease.name, lease.fencing_token)
+
+
+async def test_a_superseded_lease_that_is_released_stays_superseded(plane: StatePlane) -> None:
+    """The first reason stands, and the engine is not told twice."""
+    engine = await plane.register()
+    lease = await plane.held_lease(engine, full(retention_of("r1")))
+    await plane.report(engine, held(retention_of("r2")))
+
+    await plane.manager.release(lease.name, lease.fencing_token)
+
+    assert (await plane.report(engine, held())).directives == ()
+    await plane.report(engine, EngineReport(ended=(("r1", EndReason.RELEASED),)))
+    assert plane.manager.get(lease.name).end_reason is EndReason.SUPERSEDED
 
 
 async def test_a_release_with_another_token_is_refused(plane: StatePlane) -> None:
@@ -255,7 +285,10 @@ async def test_a_stock_engines_retention_is_leased_for_a_fixed_time(plane: State
     assert (result.outcome, result.ttl) == (RenewalOutcome.RENEWED, 10.0)
     await plane.clock.advance(11)
     assert await plane.manager.renew("h", renewal) == [RenewalOutcome.NOT_FOUND]
-    await plane.clock.advance(4)
+    await plane.clock.advance(3.9)
+    await plane.manager.sweep()
+    assert plane.manager.get(grant.lease.name).state is LeaseState.ACTIVE
+    await plane.clock.advance(0.1)
     await plane.manager.sweep()
 
     assert grant.ttl == 60.0

@@ -158,10 +158,11 @@ async def test_a_superseded_lease_ends_at_its_deadline_without_the_engines_word(
 async def test_a_release_is_told_again_to_a_new_stream(plane: StatePlane) -> None:
     """The answer that carried it may have been lost with the stream."""
     engine = await plane.register()
-    await plane.report(engine, full(retention_of("r1")))
+    older = await plane.held_lease(engine, full(retention_of("r1")))
     await plane.report(engine, held(retention_of("r2")))
+    reported = retention_of("r1", lease=older.name, fencing_token=older.fencing_token)
 
-    answer = await plane.report(engine, full(retention_of("r1"), retention_of("r2")))
+    answer = await plane.report(engine, full(reported, retention_of("r2")))
 
     assert by_retention(answer)["r1"].release is EndReason.SUPERSEDED
 
@@ -436,6 +437,27 @@ async def test_a_deregistered_engine_leaves_no_leases(plane: StatePlane) -> None
         await plane.settle()
 
         assert plane.manager.get(lease.name).end_reason is EndReason.ENGINE_LOST
+
+
+async def test_a_report_that_was_overtaken_is_not_taken_in(plane: StatePlane) -> None:
+    """A report of an earlier registration grants nothing, though its heartbeat was in time."""
+    stale = await plane.register()
+    await plane.register()
+
+    answer = await plane.manager.report(stale, full(retention_of()))
+
+    assert answer.directives == ()
+    assert plane.manager._ledger.on_engine("d0") == []
+
+
+async def test_an_ended_lease_has_no_handle(plane: StatePlane) -> None:
+    """Nobody is given the means to read blocks that are free."""
+    engine = await plane.register()
+    lease = await plane.held_lease(engine, full(retention_of()))
+
+    await plane.report(engine, EngineReport(ended=(("r1", EndReason.RECLAIMED),)))
+
+    assert plane.manager.get(lease.name).handle == Handle(b"{}")
 
 
 async def test_late_news_of_a_loss_does_not_touch_the_successor(plane: StatePlane) -> None:
