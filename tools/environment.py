@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import venv
 from pathlib import Path
 
@@ -62,18 +63,22 @@ ENVIRONMENTS = {
 }
 
 
-def digest(*paths: Path) -> str:
-    """Names the contents of files."""
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()
-
-
 def wanted_stamp(name: str) -> dict[str, str]:
     """What the stamp says once the environment is as its lock file wants it."""
     environment = ENVIRONMENTS[name]
-    stamp = {"name": name, "lock": digest(LOCKS / environment.lock), "python": sys.version}
+    lock = (LOCKS / environment.lock).read_text().splitlines()
+    pins = "\n".join(line for line in lock if not line.lstrip().startswith("#"))
+    stamp = {"name": name, "lock": digest(pins), "python": sys.version}
     if environment.project:
-        stamp["project"] = digest(Path("pyproject.toml"))
+        settings = tomllib.loads(Path("pyproject.toml").read_text())
+        installed = {key: settings.get(key) for key in ("build-system", "project")}
+        stamp["project"] = digest(json.dumps(installed, sort_keys=True))
     return stamp
+
+
+def digest(text: str) -> str:
+    """Names a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_stamp(folder: Path) -> dict[str, str]:
@@ -139,26 +144,40 @@ def probe(python: Path, environment: Environment) -> None:
 
 
 def build(name: str, torch_index_url: str) -> None:
-    """Builds the environment from nothing, or adds to the smaller one in its place."""
+    """Builds the environment from nothing, or changes the one in its place if that is enough."""
     environment = ENVIRONMENTS[name]
     folder = Path(environment.folder)
     check_machine(environment)
     started = time.monotonic()
     print(f"Setting up {folder} from {LOCKS / environment.lock}", flush=True)
-    held = read_stamp(folder)
+    held, wanted = read_stamp(folder), wanted_stamp(name)
     (folder / STAMP).unlink(missing_ok=True)
-    grows = held and ENVIRONMENTS[held["name"]].superset == name
-    if not (grows and held == wanted_stamp(held["name"])):
-        venv.create(folder, clear=True, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
-    install(python, ["--no-deps", "--requirement", str(LOCKS / environment.lock)])
-    if environment.torch:
-        install_torch(python, torch_index_url)
+    if not same_packages(held, wanted):
+        if not can_grow(held, name):
+            venv.create(folder, clear=True, with_pip=True, symlinks=True)
+        install(python, ["--no-deps", "--requirement", str(LOCKS / environment.lock)])
+        if environment.torch:
+            install_torch(python, torch_index_url)
     if environment.project:
         install(python, ["--no-deps", "--no-build-isolation", "--editable", "."])
     probe(python, environment)
-    (folder / STAMP).write_text(json.dumps(wanted_stamp(name), indent=1))
+    (folder / STAMP).write_text(json.dumps(wanted, indent=1))
     print(f"{folder} is ready after {time.monotonic() - started:.0f} s", flush=True)
+
+
+def same_packages(held: dict[str, str], wanted: dict[str, str]) -> bool:
+    """Whether two environments differ in nothing but the project itself."""
+    return {**held, "project": ""} == {**wanted, "project": ""}
+
+
+def can_grow(held: dict[str, str], name: str) -> bool:
+    """Whether what is held is an intact part of the environment of that name."""
+    return (
+        bool(held)
+        and ENVIRONMENTS[held["name"]].superset == name
+        and same_packages(held, wanted_stamp(held["name"]))
+    )
 
 
 def check_memory() -> None:

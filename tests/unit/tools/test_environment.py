@@ -13,7 +13,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with lock files and nothing built, as the current folder."""
     (tmp_path / "requirements").mkdir()
     for described in environment.ENVIRONMENTS.values():
-        (tmp_path / "requirements" / described.lock).write_text(f"# {described.lock}\n")
+        (tmp_path / "requirements" / described.lock).write_text(f"{described.lock}==1\n")
     (tmp_path / "pyproject.toml").write_text("")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -43,18 +43,46 @@ def test_changed_lock_rebuilds(checkout: Path) -> None:
     """Another lock file asks for another environment, and for that one only."""
     built("dev")
     built("engine")
-    (checkout / "requirements" / "dev.txt").write_text("# other\n")
+    (checkout / "requirements" / "dev.txt").write_text("other==1\n")
     assert not environment.up_to_date("dev")
     assert environment.up_to_date("engine")
 
 
-def test_changed_project_reinstalls(checkout: Path) -> None:
-    """New entry points or packages reach environments that hold the project."""
+def test_new_comment_rebuilds_nothing(checkout: Path) -> None:
+    """Only what is pinned counts, so that locking again without a change costs nothing."""
+    built("engine")
+    lock = checkout / "requirements" / "engine-cpu.txt"
+    lock.write_text("# Another digest.\n" + lock.read_text() + "    # via something\n")
+    assert environment.up_to_date("engine")
+
+
+def test_changed_project_is_installed_again_without_its_packages(checkout: Path) -> None:
+    """New entry points reach environments that hold the project; their packages stay."""
     built("dev")
     built("codegen")
-    (checkout / "pyproject.toml").write_text("# other\n")
+    held = environment.read_stamp(checkout / ".venv")
+    (checkout / "pyproject.toml").write_text("[project.scripts]\nkvplane = 'other:main'\n")
     assert not environment.up_to_date("dev")
+    assert environment.same_packages(held, environment.wanted_stamp("dev"))
     assert environment.up_to_date("codegen")
+
+
+def test_changed_tool_settings_rebuild_nothing(checkout: Path) -> None:
+    """A lint rule more leaves every environment as it is."""
+    built("dev")
+    (checkout / "pyproject.toml").write_text("[tool.ruff]\nline-length = 100\n")
+    assert environment.up_to_date("dev")
+
+
+def test_demo_environment_grows(checkout: Path) -> None:
+    """`make test` adds to what `make demo` built, unless a lock file changed in between."""
+    built("demo")
+    held = environment.read_stamp(checkout / ".venv")
+    assert environment.can_grow(held, "dev")
+    assert not environment.can_grow(held, "engine")
+    assert not environment.can_grow({}, "dev")
+    (checkout / "requirements" / "demo.txt").write_text("other==1\n")
+    assert not environment.can_grow(held, "dev")
 
 
 def test_development_environment_serves_the_demo(checkout: Path) -> None:
