@@ -1,5 +1,6 @@
 """`kvplane demo` is what a new user runs first: its table is right and nothing stays behind."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -27,7 +28,7 @@ def _demo(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     )
 
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert [] == _processes_with(marker)
+    assert _processes_with(marker) == []
     document: dict[str, Any] = json.loads(table.read_text())
     return document
 
@@ -49,7 +50,7 @@ def _check(document: dict[str, Any]) -> None:
     assert [turn["turn"] for turn in turns] == [1, 2, 3, 4, 5]
     assert [turn["strategy"] for turn in turns] == ["recompute", *["pull"] * 4]
     assert all(turn["equal"] for turn in turns)
-    for before, turn in zip(turns, turns[1:], strict=False):
+    for before, turn in itertools.pairwise(turns):
         assert turn["pulled_tokens"] >= before["prompt_tokens"]
         assert turn["pulled_tokens"] + turn["computed_tokens"] == turn["prompt_tokens"]
 

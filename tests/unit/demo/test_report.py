@@ -1,6 +1,7 @@
 """The demo's verdict cannot pass unless reuse happened and was right."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_good_turns_have_no_failures() -> None:
         ({"computed_tokens": 150}, "save"),
     ],
 )
-def test_each_fault_of_the_reusing_turn_is_named(change: dict[str, object], word: str) -> None:
+def test_each_fault_of_the_reusing_turn_is_named(change: dict[str, Any], word: str) -> None:
     """A wrong answer, no pull, another strategy and no saving each fail the demo."""
     turns = _good()
     turns[1] = replace(turns[1], reuse=replace(turns[1].reuse, **change))
