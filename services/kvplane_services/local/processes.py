@@ -2,15 +2,30 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvplane_services.clock import Clock
 
-_POLL = 0.05
+_POLL = 0.02
+_AFTER_KILL = 1.0
+
+# Becomes the program, after it has asked the kernel (Linux) to be told when the thread that started
+# it ends: should we be killed, what we started ends too.
+_TIED = """
+import ctypes, os, signal, sys
+parent, *command = sys.argv[1:]
+if prctl := getattr(ctypes.CDLL(None), "prctl", None):
+    prctl(1, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        sys.exit("whoever started this is gone")
+os.execvp(command[0], command)
+"""
 
 
 class StartError(RuntimeError):
@@ -20,7 +35,8 @@ class StartError(RuntimeError):
 class ManagedProcess:
     """One process in a session of its own, so that its children can be stopped with it.
 
-    Its output goes to `log`. Nothing is inherited but `environment`.
+    Its output goes to `log`. Nothing is inherited but `environment`. On Linux it is asked to end
+    (SIGTERM) when the thread that made it ends, however that happens.
 
     Args:
         name: For messages.
@@ -43,18 +59,17 @@ class ManagedProcess:
         self.name = name
         self.log = log
         self._clock = clock
+        if shutil.which(command[0], path=environment.get("PATH")) is None:
+            raise StartError(f"{name} could not be started: there is no program {command[0]}")
         with log.open("wb") as output:
-            try:
-                self._process = subprocess.Popen(
-                    list(command),
-                    env=dict(environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise StartError(f"{name} could not be started: {error}") from error
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:
@@ -81,11 +96,10 @@ class ManagedProcess:
     async def stop(self, *, patience: float = 5.0) -> None:
         """Asks it to end; after `patience` seconds ends what is left of it and its children."""
         self.send(signal.SIGTERM)
-        deadline = self._clock.now() + patience
-        while self._group_exists() and self._clock.now() < deadline:
-            self._process.poll()
-            await self._clock.sleep(_POLL)
+        await self._until_gone(patience)
         self.kill()
+        # The kernel takes a moment to end children that we cannot wait for.
+        await self._until_gone(_AFTER_KILL)
 
     def tail(self, lines: int = 15) -> str:
         """The last lines of its log."""
@@ -94,6 +108,11 @@ class ManagedProcess:
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-lines:])
+
+    async def _until_gone(self, seconds: float) -> None:
+        deadline = self._clock.now() + seconds
+        while self._group_exists() and self._clock.now() < deadline:
+            await self._clock.sleep(_POLL)
 
     def _group_exists(self) -> bool:
         self._process.poll()

@@ -1,6 +1,9 @@
 import os
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,12 +62,51 @@ async def test_stopping_takes_the_children_along(tmp_path: Path, child: str) -> 
 async def test_a_dead_process_can_be_stopped(tmp_path: Path) -> None:
     """Stopping what ended by itself does nothing."""
     process = start(tmp_path, "print('over')")
-    await first_line(process)
+    until(lambda: process.exit_code is not None)
 
     await process.stop()
     process.kill()
 
     assert process.exit_code == 0
+
+
+STARTER = """
+import os, pathlib, sys, time
+from kvplane_services.clock import SystemClock
+from kvplane_services.local.processes import ManagedProcess
+process = ManagedProcess(
+    name="it",
+    command=[sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
+    environment=os.environ,
+    log=pathlib.Path(sys.argv[1]),
+    clock=SystemClock(),
+)
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_nothing_is_left_when_the_starter_is_killed(tmp_path: Path) -> None:
+    """A process ends with the one that started it, even if that one has no time to stop it."""
+    log = tmp_path / "it.log"
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(log)], stdout=subprocess.PIPE, text=True
+    )
+    with starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        until(lambda: log.read_text() == "1\n")
+
+        starter.kill()
+
+    until(lambda: not exists(pid))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
