@@ -68,7 +68,13 @@ def wanted_stamp(name: str) -> dict[str, str]:
     environment = ENVIRONMENTS[name]
     lock = (LOCKS / environment.lock).read_text().splitlines()
     pins = "\n".join(line for line in lock if not line.lstrip().startswith("#"))
-    stamp = {"name": name, "lock": digest(pins), "python": sys.version}
+    stamp = {
+        "name": name,
+        "lock": digest(pins),
+        "python": sys.version,
+        # Environments do not survive a move: their programs name their Python by its full path.
+        "place": str(Path(environment.folder).absolute()),
+    }
     if environment.project:
         settings = tomllib.loads(Path("pyproject.toml").read_text())
         installed = {key: settings.get(key) for key in ("build-system", "project")}
@@ -82,7 +88,9 @@ def digest(text: str) -> str:
 
 
 def read_stamp(folder: Path) -> dict[str, str]:
-    """What the environment holds; empty if it is absent, half built or not ours."""
+    """What the environment holds; empty if it is absent, half built or has lost its Python."""
+    if not (folder / "bin" / "python").exists():
+        return {}
     try:
         stamp: dict[str, str] = json.loads((folder / STAMP).read_text())
     except (OSError, ValueError):

@@ -22,7 +22,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built(name: str) -> None:
     """Leaves the mark of a finished environment."""
     folder = Path(environment.ENVIRONMENTS[name].folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / "bin" / "python").touch()
     (folder / environment.STAMP).write_text(json.dumps(environment.wanted_stamp(name)))
 
 
@@ -91,6 +92,22 @@ def test_development_environment_serves_the_demo(checkout: Path) -> None:
     built("dev")
     assert environment.up_to_date("demo")
     built("demo")
+    assert not environment.up_to_date("dev")
+
+
+def test_lost_python_rebuilds(checkout: Path) -> None:
+    """An environment whose Python was uninstalled is built again, not used."""
+    built("dev")
+    (checkout / ".venv" / "bin" / "python").unlink()
+    assert not environment.up_to_date("dev")
+
+
+def test_moved_checkout_rebuilds(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of an environment name their Python by its full path, so a move breaks them."""
+    built("dev")
+    moved = checkout.with_name("moved")
+    checkout.rename(moved)
+    monkeypatch.chdir(moved)
     assert not environment.up_to_date("dev")
 
 
