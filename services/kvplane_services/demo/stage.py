@@ -118,6 +118,7 @@ async def sim_pair(
 
     """
     ports = dict(zip(("prefill", "decode"), free_ports(2), strict=True))
+    started: dict[int, ManagedProcess] = {}
     async with contextlib.AsyncExitStack() as stack:
         for role, port in ports.items():
             # As with the real pair, what the prefill engine does not compute, it read.
@@ -133,6 +134,8 @@ async def sim_pair(
                 clock=clock,
             )
             stack.push_async_callback(process.stop)
+            started[port] = process
+        for port, process in started.items():
             await _until_answers(process, port, "/health", _SIM_PATIENCE, clock)
             say(f"{process.name}: ready")
         yield f"http://127.0.0.1:{ports['prefill']}"
