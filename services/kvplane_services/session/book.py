@@ -53,9 +53,9 @@ class SessionBook:
         """Full names of all live leases."""
         return set(self._holders)
 
-    def entries(self) -> Iterable[Entry]:
-        """All entries."""
-        return self._entries.values()
+    def entries(self) -> Iterable[tuple[str, Entry]]:
+        """All entries, with the names of their sessions."""
+        return self._entries.items()
 
     def is_deleted(self, lease: Lease) -> bool:
         """Whether the lease is of a session that was deleted after the lease was granted."""

@@ -128,18 +128,18 @@ class SessionRegistry:
         """Sessions by name; `engine` is a full name. Raises InvalidRequest, Unavailable."""
         revision = await self._table.revision()
         entries = (
-            entry
-            for entry in self._book.entries()
+            (name, entry)
+            for name, entry in self._book.entries()
             if tenant in ("", entry.session.key.tenant)
             and model in ("", entry.session.key.model)
             and engine in ("", entry.session.engine)
         )
         return page.take(
             entries,
-            key=lambda entry: entry.session.name,
+            key=lambda named: named[0],
             filters=("sessions", tenant, model, engine),
             revision=revision,
-        ).map(self._book.view)
+        ).map(lambda named: self._book.view(named[1]))
 
     async def update(
         self,

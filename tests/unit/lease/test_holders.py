@@ -339,6 +339,20 @@ async def test_a_retried_grant_returns_the_first_answer(plane: StatePlane) -> No
     assert other.lease.fencing_token == first.lease.fencing_token
 
 
+async def test_a_retry_finds_its_lease_even_if_that_is_over(plane: StatePlane) -> None:
+    """A late retry is told of the first grant; it does not lease what is gone once more."""
+    engine = await plane.register(stock_engine(), ttl=300.0)
+    request_id = str(uuid.uuid4())
+    first = await plane.manager.grant(lease_for(engine), ttl=10.0, request_id=request_id)
+    await plane.clock.advance(15)
+    await plane.manager.sweep()
+
+    again = await plane.manager.grant(lease_for(engine), ttl=10.0, request_id=request_id)
+
+    assert again.lease.name == first.lease.name
+    assert again.lease.state is LeaseState.ENDED
+
+
 async def test_grants_are_refused_where_they_make_no_sense(plane: StatePlane) -> None:
     """Unknown engine, stale epoch, an engine that reports by itself, no TTL: each says why."""
     engine = await plane.register(stock_engine())
