@@ -1,1 +1,1 @@
-"""The services of kvplane: engine directory, lease manager, session registry, router and gateway."""
+"""The services of kvplane: engine directory, leases, session registry, router and gateway."""

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -50,7 +52,9 @@ def test_two_telemetries_do_not_meet() -> None:
     other.close()
 
 
-def test_missing_exporter_is_named() -> None:
+def test_missing_exporter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking for export without the package says which one to install."""
+    hidden = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, hidden, None)
     with pytest.raises(InvalidRequest, match="pip install opentelemetry-exporter-otlp-proto-http"):
         otlp_exporter("http://127.0.0.1:4318/v1/traces")
