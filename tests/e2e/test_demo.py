@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,28 @@ def test_the_demo_on_simulated_engines_shows_reuse(tmp_path: Path) -> None:
 
     assert document["engine"] == "sim"
     _check(document)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_stopped_stops_all(tmp_path: Path, number: signal.Signals) -> None:
+    """After Ctrl-C or SIGTERM no process stays behind, and the exit code says what it was."""
+    marker = f"kvplane-demo-test-{os.getpid()}-{tmp_path.name}"
+    with subprocess.Popen(
+        [*(sys.executable, "-m", "kvplane_services", "demo"), *("--engine", "sim")],
+        env={**os.environ, "KVPLANE_DEMO_TEST": marker, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            if "turn 1" in line:
+                break
+        demo.send_signal(number)
+        rest = demo.stderr.read()
+
+    assert demo.returncode == 128 + number
+    assert f"{number.name}: stopped everything" in rest
+    assert _processes_with(marker) == []
 
 
 @pytest.mark.vllm

@@ -5,8 +5,10 @@ import contextlib
 import json
 import platform
 import shutil
+import signal
 import tempfile
 import uuid
+from collections.abc import Callable, Generator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -44,7 +46,8 @@ async def run_demo(
         log_dir: Where to keep the logs; None for a temporary folder, which is kept on failure.
 
     Returns:
-        The exit code: 0 if reuse happened and every answer is the same.
+        The exit code: 0 if reuse happened and every answer is the same; 128 and the signal's
+        number after SIGINT or SIGTERM, which stop what was started.
 
     """
     out, err = Console(), Console(stderr=True, highlight=False)
@@ -57,8 +60,22 @@ async def run_demo(
         err.print(f"[{clock.now() - started:5.1f} s] {line}", markup=False, soft_wrap=True)
 
     code = 1
+    received: list[signal.Signals] = []
+    running = asyncio.create_task(_run(engine_python, json_file, folder, out, say, clock))
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        running.cancel()
+
     try:
-        code = await _run(engine_python, json_file, folder, out, say, clock)
+        with _on_stop(stop):
+            code = await running
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        say(f"{received[0].name}: stopped everything that was started")
+        # What a shell answers for a command that a signal ended.
+        code = 128 + received[0]
     except (StartError, openai.APIError, OSError) as error:
         err.print(f"kvplane demo: {error}", markup=False, soft_wrap=True)
     finally:
@@ -67,6 +84,20 @@ async def run_demo(
         else:
             say(f"logs are in {folder}")
     return code
+
+
+@contextlib.contextmanager
+def _on_stop(react: Callable[[signal.Signals], None]) -> Generator[None]:
+    """Calls `react` for SIGINT and SIGTERM while the block runs."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, react, number)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 async def _run(
