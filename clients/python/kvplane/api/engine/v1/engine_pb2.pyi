@@ -66,7 +66,9 @@ class _HeartbeatOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Hear
     HEARTBEAT_OUTCOME_NOT_FOUND: _HeartbeatOutcome.ValueType  # 3
     """No such registration. Register again, then send a full report."""
     HEARTBEAT_OUTCOME_FULL_REPORT_NEEDED: _HeartbeatOutcome.ValueType  # 4
-    """The plane does not know the engine's retentions. Send a full report."""
+    """The registration was extended, but the plane does not know all of the engine's
+    retentions. Send a full report.
+    """
 
 class HeartbeatOutcome(_HeartbeatOutcome, metaclass=_HeartbeatOutcomeEnumTypeWrapper):
     """What happened to a heartbeat. Treat values that you do not know as NOT_FOUND."""
@@ -80,7 +82,9 @@ HEARTBEAT_OUTCOME_FENCED: HeartbeatOutcome.ValueType  # 2
 HEARTBEAT_OUTCOME_NOT_FOUND: HeartbeatOutcome.ValueType  # 3
 """No such registration. Register again, then send a full report."""
 HEARTBEAT_OUTCOME_FULL_REPORT_NEEDED: HeartbeatOutcome.ValueType  # 4
-"""The plane does not know the engine's retentions. Send a full report."""
+"""The registration was extended, but the plane does not know all of the engine's
+retentions. Send a full report.
+"""
 Global___HeartbeatOutcome: _TypeAlias = HeartbeatOutcome  # noqa: Y015
 
 @_typing.final

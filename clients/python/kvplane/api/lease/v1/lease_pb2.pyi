@@ -803,7 +803,9 @@ class WatchLeasesResponse(_message.Message):
 
     @_builtins.property
     def ended(self) -> Global___Lease:
-        """The lease ended; its `end_reason` says why."""
+        """The lease ended, just now or before the watch began; its `end_reason` says why.
+        That it is forgotten later is no event.
+        """
 
     def __init__(
         self,

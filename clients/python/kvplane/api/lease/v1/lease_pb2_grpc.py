@@ -34,7 +34,7 @@ class LeaseServiceStub(object):
     this service.
     - Every grant has a larger fencing token than the one before; renewals and
     releases with another token than the live one are refused.
-    - An ended lease says why, once.
+    - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
     - That a lease survives memory pressure. The engine may break it at any moment
@@ -101,7 +101,7 @@ class LeaseServiceServicer(object):
     this service.
     - Every grant has a larger fencing token than the one before; renewals and
     releases with another token than the live one are refused.
-    - An ended lease says why, once.
+    - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
     - That a lease survives memory pressure. The engine may break it at any moment
@@ -168,7 +168,9 @@ class LeaseServiceServicer(object):
 
     def WatchLeases(self, request, context):
         """Streams the current leases, then every grant and end. Renewals are not events.
-        Called by routers, the session registry and operators. OUT_OF_RANGE with reason
+        The current state includes leases that ended and are still remembered: a watch
+        from revision 0 sends those as `ended`, before the first `synced`. Called by
+        routers, the session registry and operators. OUT_OF_RANGE with reason
         WATCH_COMPACTED if `after_revision` is no longer held: list again.
         RESOURCE_EXHAUSTED if the reader is too slow.
         """
@@ -231,7 +233,7 @@ class LeaseService(object):
     this service.
     - Every grant has a larger fencing token than the one before; renewals and
     releases with another token than the live one are refused.
-    - An ended lease says why, once.
+    - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
     - That a lease survives memory pressure. The engine may break it at any moment

@@ -35,7 +35,7 @@ class LeaseServiceStub:
       this service.
     - Every grant has a larger fencing token than the one before; renewals and
       releases with another token than the live one are refused.
-    - An ended lease says why, once.
+    - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
     - That a lease survives memory pressure. The engine may break it at any moment
@@ -80,7 +80,9 @@ class LeaseServiceStub:
     """Lists leases by name. Called by operators."""
     WatchLeases: _grpc.UnaryStreamMultiCallable[_lease_pb2.WatchLeasesRequest, _lease_pb2.WatchLeasesResponse]
     """Streams the current leases, then every grant and end. Renewals are not events.
-    Called by routers, the session registry and operators. OUT_OF_RANGE with reason
+    The current state includes leases that ended and are still remembered: a watch
+    from revision 0 sends those as `ended`, before the first `synced`. Called by
+    routers, the session registry and operators. OUT_OF_RANGE with reason
     WATCH_COMPACTED if `after_revision` is no longer held: list again.
     RESOURCE_EXHAUSTED if the reader is too slow.
     """
@@ -95,7 +97,7 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
       this service.
     - Every grant has a larger fencing token than the one before; renewals and
       releases with another token than the live one are refused.
-    - An ended lease says why, once.
+    - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
     - That a lease survives memory pressure. The engine may break it at any moment
@@ -137,7 +139,9 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     """Lists leases by name. Called by operators."""
     WatchLeases: _aio.UnaryStreamMultiCallable[_lease_pb2.WatchLeasesRequest, _lease_pb2.WatchLeasesResponse]  # type: ignore[assignment]
     """Streams the current leases, then every grant and end. Renewals are not events.
-    Called by routers, the session registry and operators. OUT_OF_RANGE with reason
+    The current state includes leases that ended and are still remembered: a watch
+    from revision 0 sends those as `ended`, before the first `synced`. Called by
+    routers, the session registry and operators. OUT_OF_RANGE with reason
     WATCH_COMPACTED if `after_revision` is no longer held: list again.
     RESOURCE_EXHAUSTED if the reader is too slow.
     """
@@ -151,7 +155,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
       this service.
     - Every grant has a larger fencing token than the one before; renewals and
       releases with another token than the live one are refused.
-    - An ended lease says why, once.
+    - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
     - That a lease survives memory pressure. The engine may break it at any moment
@@ -233,7 +237,9 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_lease_pb2.WatchLeasesResponse], _abc.AsyncIterator[_lease_pb2.WatchLeasesResponse]]:
         """Streams the current leases, then every grant and end. Renewals are not events.
-        Called by routers, the session registry and operators. OUT_OF_RANGE with reason
+        The current state includes leases that ended and are still remembered: a watch
+        from revision 0 sends those as `ended`, before the first `synced`. Called by
+        routers, the session registry and operators. OUT_OF_RANGE with reason
         WATCH_COMPACTED if `after_revision` is no longer held: list again.
         RESOURCE_EXHAUSTED if the reader is too slow.
         """
