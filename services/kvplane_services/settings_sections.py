@@ -167,7 +167,8 @@ class RouterSection(Section):
         ge=0,
         le=300,
         description="Seconds that engines and leases are kept which a restarted lease manager "
-        "has not heard of yet.",
+        "has not heard of yet, and that a router which has just started takes missing engines "
+        "for late ones.",
     )
 
 

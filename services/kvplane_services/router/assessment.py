@@ -95,6 +95,13 @@ def cannot_decode(
                 retry_after=config.retry_after,
             )
         served = ", ".join(view.served_models())
+        if view.settling and not served:
+            return Unavailable(
+                "no engine has registered since this router started: retry if some are running, "
+                "else start one",
+                retry_after=config.retry_after,
+                model=model,
+            )
         return NotFound(
             f"no engine serves the model {model!r}; "
             + (f"served: {served}" if served else "no engine is registered, start one"),

@@ -31,7 +31,8 @@ class RouterConfig:
         max_in_flight: Turns counted at once; more are refused as saturated.
         memory: Entries of each bounded memory of small things: ended leases, messages.
         answers: Decisions remembered for repeated request ids.
-        restart_grace: How long what a restarted plane has not heard of yet is kept.
+        restart_grace: How long what a restarted plane has not heard of yet is kept, and for how
+            long after its start a router takes missing engines for late ones.
         retry_after: After how long callers are told to retry.
         weights: See `Weights`.
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from kvplane_services.clock import Clock
 from kvplane_services.engine.model import ConnectorKind
-from kvplane_services.errors import Unavailable
-from kvplane_services.router.assessment import assess, cannot_decode
+from kvplane_services.errors import StrategyImpossible, Unavailable
+from kvplane_services.router.assessment import Assessment, assess, cannot_decode
 from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.expected import ExpectedRetentions
 from kvplane_services.router.inflight import InFlight
@@ -149,7 +149,7 @@ class Decider:
         )
         if assessment.situation is None:
             raise cannot_decode(model, assessment.decodes, view=self._view, config=self._config)
-        choice = choose(assessment.situation, forced)
+        choice = self._choose(assessment, assessment.situation, forced)
         decision = make_decision(
             subject,
             session,
@@ -165,6 +165,22 @@ class Decider:
         if subject.message_digests and not subject.session_key.session_id:
             self._view.remember_messages(session.key, subject.message_digests[-1])
         return decision
+
+    def _choose(
+        self, assessment: Assessment, situation: Situation, forced: Strategy | None
+    ) -> Choice:
+        try:
+            return choose(situation, forced)
+        except StrategyImpossible as error:
+            others = [one for one in assessment.prefills if one.engine != situation.decode]
+            if others or not self._view.settling:
+                raise
+            raise Unavailable(
+                f"{error.message} This router has just started, and no prefill engine has "
+                "registered yet: retry.",
+                retry_after=self._config.retry_after,
+                **error.metadata,
+            ) from error
 
     async def _await_retention(self, key: SessionKey) -> float:
         """Waits for the session's expected retention, and returns for how long."""

@@ -28,7 +28,7 @@ class Router(Protocol):
         Raises:
             InvalidRequest: The subject is malformed.
             NotFound: No engine ever served the model.
-            Unavailable: No engine can take the turn now.
+            Unavailable: No engine can take the turn now, or it is too early to tell.
             Saturated: All engines are full.
             StrategyImpossible: The forced strategy cannot be carried out.
 

@@ -51,6 +51,8 @@ class RouterView:
         self._retained: Remembered[str, None] = Remembered(memory)
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._models: Remembered[str, None] = Remembered(memory)
+        self._grace = grace
+        self._settled_at: float | None = None
 
     async def run(self, *, engines: Feed[Engine], leases: Feed[Lease]) -> None:
         """Follows the feeds until cancelled."""
@@ -72,9 +74,16 @@ class RouterView:
         """Whether the full state has been seen once."""
         return self._engines.synced and self._leases.synced
 
+    @property
+    def settling(self) -> bool:
+        """Whether engines of before a restart may not have registered again yet."""
+        return self._settled_at is None or self._clock.now() < self._settled_at
+
     def apply_engine(self, event: Event[Engine]) -> None:
         """Takes an engine's change in."""
         before, after = self._engines.apply(event, self._clock.now())
+        if self._settled_at is None and self._engines.synced:
+            self._settled_at = self._clock.now() + self._grace
         if before is not None:
             self._drop_engine(before)
             if after is not None and after.epoch > before.epoch:

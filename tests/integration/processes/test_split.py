@@ -137,6 +137,7 @@ async def test_processes_reach_each_other_over_tls(tmp_path: Path) -> None:
     settings.write_text(
         f'engines = []\n[grpc]\ntls_cert = "{tls}/cert.pem"\ntls_key = "{tls}/key.pem"\n'
         f'[peers]\ntls_ca = "{tls}/cert.pem"\n'
+        "[router]\nrestart_grace = 0\n"
     )
     common = ("--grpc", "127.0.0.1:0", "--config", str(settings))
     async with running("leases", *common) as leases:

@@ -191,6 +191,35 @@ async def test_forced_strategies() -> None:
     assert again.lease == ""
 
 
+async def test_missing_engines_are_late_at_first() -> None:
+    """A router that has just started answers Unavailable where an engine may yet register."""
+    fleet = Fleet()
+    with pytest.raises(Unavailable, match="no engine has registered") as refused:
+        await fleet.router.decide(subject())
+    assert refused.value.retry_after == 1.0
+    fleet.put(decode())
+    for strategy in (Strategy.PULL, Strategy.RECOMPUTE):
+        with pytest.raises(Unavailable, match="no prefill engine has registered yet") as refused:
+            await fleet.router.decide(subject(), forced=strategy)
+        assert refused.value.retry_after == 1.0
+    assert (await fleet.router.decide(subject())).strategy is Strategy.LOCAL
+
+    await fleet.clock.advance(fleet.config.restart_grace)
+
+    with pytest.raises(StrategyImpossible, match="no prefill engine serves"):
+        await fleet.router.decide(subject(), forced=Strategy.RECOMPUTE)
+    fleet.remove("d")
+    with pytest.raises(NotFound, match="start one"):
+        await fleet.router.decide(subject(model="other"))
+
+
+async def test_present_prefill_engine_that_cannot_serve_is_not_waited_for() -> None:
+    """A forced strategy whose prefill engine is there and unusable is impossible at once."""
+    fleet = Fleet(prefill(state=EngineState.DRAINING), decode())
+    with pytest.raises(StrategyImpossible, match="engines/p: draining"):
+        await fleet.router.decide(subject(), forced=Strategy.RECOMPUTE)
+
+
 async def test_load_spreads_and_is_released_once() -> None:
     """Decisions count until each leg is reported, and a leg is released exactly once."""
     fleet = Fleet(prefill("p"), prefill("q"), decode("d"), decode("e"))

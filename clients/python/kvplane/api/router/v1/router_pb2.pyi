@@ -231,7 +231,8 @@ class DecideRouteRequest(_message.Message):
     EXCLUDED_ENGINES_FIELD_NUMBER: _builtins.int
     forced_strategy: Global___Strategy.ValueType
     """Optional. Forces a strategy; refused with FAILED_PRECONDITION
-    (STRATEGY_IMPOSSIBLE) if it cannot be carried out.
+    (STRATEGY_IMPOSSIBLE) if it cannot be carried out, and with UNAVAILABLE while the
+    router has just started and no prefill engine has registered yet.
     """
     request_id: _builtins.str
     """Optional. UUID4 that makes retries return the first answer."""
