@@ -33,6 +33,7 @@ from kvplane_services.settings_sections import (
     ProberSection,
     RegistrationSection,
     RouterSection,
+    SessionsSection,
     SimSection,
 )
 
@@ -74,6 +75,7 @@ class RegistrySettings(ProcessSettings):
 
     grpc: GrpcSection = GrpcSection(address="127.0.0.1:7001")
     peers: PeersSection = PeersSection()
+    sessions: SessionsSection = SessionsSection()
 
 
 class RouterSettings(ProcessSettings):
@@ -94,6 +96,7 @@ class GatewaySettings(ProcessSettings):
 class PlaneSettings(LeasesSettings):
     """Settings of `kvplane up`: everything in one process."""
 
+    sessions: SessionsSection = SessionsSection()
     router: RouterSection = RouterSection()
     gateway: GatewaySection = GatewaySection()
 

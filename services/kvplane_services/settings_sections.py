@@ -134,6 +134,31 @@ class LeasesSection(Section):
     )
 
 
+class SessionsSection(Section):
+    """How long sessions are remembered, and kept when their client asks."""
+
+    ttl: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Seconds without a use or a lease until a session is forgotten, where its "
+        "creator names no time.",
+    )
+    min_ttl: float = Field(default=60.0, gt=0, description="Shortest such time, seconds.")
+    max_ttl: float = Field(default=604_800.0, gt=0, description="Longest such time, seconds.")
+    keep_for: float = Field(
+        default=120.0, gt=0, description="Seconds that a touch keeps a session that names none."
+    )
+    max_keep_for: float = Field(
+        default=3600.0, gt=0, description="Longest that a touch or a hint keeps a session, seconds."
+    )
+    max_sessions: int = Field(
+        default=100_000,
+        ge=1,
+        description="Sessions remembered; beyond it the one that has been idle longest is "
+        "forgotten.",
+    )
+
+
 class RouterSection(Section):
     """How turns are decided."""
 

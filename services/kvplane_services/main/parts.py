@@ -32,11 +32,12 @@ from kvplane_services.router.explain import Explainer
 from kvplane_services.router.inflight import InFlight
 from kvplane_services.router.servicer import RouterServicer
 from kvplane_services.router.view import RouterView
+from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.model import Session
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.session.servicer import SessionServicer
 from kvplane_services.settings import LeasesSettings
-from kvplane_services.settings_sections import RouterSection
+from kvplane_services.settings_sections import RouterSection, SessionsSection
 from kvplane_services.store.ports import Feed
 
 C = TypeVar("C")
@@ -142,10 +143,21 @@ def router_part(
 
 
 def registry_part(
-    *, store: MemoryStore, leases: Feed[Lease], control: LeaseControl, clock: Clock
+    section: SessionsSection,
+    *,
+    store: MemoryStore,
+    leases: Feed[Lease],
+    control: LeaseControl,
+    clock: Clock,
 ) -> SessionRegistry:
-    """A session registry that follows these leases."""
-    return SessionRegistry(table=store.table(Session), leases=leases, control=control, clock=clock)
+    """A registry that follows these leases. Raises InvalidRequest if spans do not fit together."""
+    return SessionRegistry(
+        table=store.table(Session),
+        leases=leases,
+        control=control,
+        clock=clock,
+        config=_config(SessionConfig, section, "sessions"),
+    )
 
 
 def add_registry(server: GrpcServer, registry: SessionRegistry) -> None:

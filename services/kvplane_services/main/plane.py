@@ -20,7 +20,11 @@ async def run_plane(settings: PlaneSettings, *, clock: Clock) -> None:
     store = MemoryStore(clock=clock)
     leases = leases_part(settings, store=store, clock=clock)
     registry = registry_part(
-        store=store, leases=leases.manager.feed(), control=leases.manager, clock=clock
+        settings.sessions,
+        store=store,
+        leases=leases.manager.feed(),
+        control=leases.manager,
+        clock=clock,
     )
     router = router_part(
         settings.router,

@@ -21,6 +21,7 @@ async def run_registry(settings: RegistrySettings, *, clock: Clock) -> None:
     """
     async with until_stopped() as stopped, plane_of(settings.peers, clock=clock) as plane:
         registry = registry_part(
+            settings.sessions,
             store=MemoryStore(clock=clock),
             leases=lease_feed(plane, clock=clock),
             control=RemoteLeaseControl(plane=plane),

@@ -13,8 +13,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from kvplane.api.engine.v1 import engine_pb2
+from kvplane.client.names import SessionKey
 from kvplane.client.plane import Plane
 from tests.integration.processes.kvplane_process import running
+from tests.support.plane_process import free_port
 
 TLS = Path(__file__).parents[1] / "state" / "tls"
 
@@ -62,18 +65,40 @@ async def test_second_signal_ends_at_once() -> None:
                 assert await turn == "cut"
 
 
-async def test_named_engine_is_found_and_lost() -> None:
-    """An engine named by hand is registered once it answers, and lost when it stops to."""
+async def test_named_engine_is_found_lost_and_found_again(tmp_path: Path) -> None:
+    """An engine named by hand is registered once it answers, lost when it stops to, and back."""
+    settings = tmp_path / "kvplane.toml"
+    settings.write_text(
+        "[registration]\nmin_ttl = 0.5\nheartbeat_interval = 0.2\n"
+        "[prober]\ninterval = 0.1\ntimeout = 0.4\nfailures = 1\n"
+    )
+    port = free_port()
+    named = ("--config", str(settings), "--engine", f"decode=http://127.0.0.1:{port}")
     async with (
-        slow_engine() as engine,
-        running("leases", "--grpc", "127.0.0.1:0", "--engine", f"decode={engine}") as leases,
+        running("leases", "--grpc", "127.0.0.1:0", *named) as leases,
+        Plane(await leases.address("gRPC")) as plane,
     ):
-        await leases.until_said("serves slow")
-        async with Plane(await leases.address("gRPC")) as plane:
-            [found] = [one async for one in plane.engines.list()]
+        async with slow_engine(port):
+            found = await only_engine(plane, engine_pb2.Engine.STATE_ACTIVE)
             assert list(found.models) == ["slow"]
             assert found.build.connector == found.build.CONNECTOR_STOCK
-    assert any("serves slow" in line for line in leases.lines)
+        await only_engine(plane, engine_pb2.Engine.STATE_LOST)
+        async with slow_engine(port):
+            again = await only_engine(plane, engine_pb2.Engine.STATE_ACTIVE)
+        assert (again.name, again.epoch > found.epoch) == (found.name, True)
+
+
+@pytest.mark.parametrize("process", ["up", "registry"])
+async def test_session_settings_reach_the_registry(process: str, tmp_path: Path) -> None:
+    """What the settings say of sessions holds in both processes that keep them."""
+    settings = tmp_path / "kvplane.toml"
+    settings.write_text('[sessions]\nmax_keep_for = 200\n[gateway]\nhttp = "127.0.0.1:0"\n')
+    async with (
+        running(process, "--grpc", "127.0.0.1:0", "--config", str(settings)) as started,
+        Plane(await started.address("gRPC")) as plane,
+    ):
+        session = await plane.sessions.create(SessionKey("t", "m", "", "s"), keep_for=900)
+        assert session.hints.keep_for.ToSeconds() == 200
 
 
 @pytest.mark.parametrize("kind", ["--grpc", "--http"])
@@ -164,6 +189,16 @@ async def output(*arguments: str) -> str:
     return printed.decode()
 
 
+async def only_engine(plane: Plane, state: engine_pb2.Engine.State.ValueType) -> engine_pb2.Engine:
+    """The one engine that there is, once it is in that state."""
+    async with asyncio.timeout(10):
+        while True:
+            engines = [one async for one in plane.engines.list()]
+            if [one.state for one in engines] == [state]:
+                return engines[0]
+            await asyncio.sleep(0.05)
+
+
 async def ask(session: aiohttp.ClientSession, url: str) -> str:
     body = {"model": "slow", "messages": [{"role": "user", "content": "hi"}]}
     try:
@@ -174,7 +209,7 @@ async def ask(session: aiohttp.ClientSession, url: str) -> str:
 
 
 @asynccontextmanager
-async def slow_engine() -> AsyncIterator[str]:
+async def slow_engine(port: int = 0) -> AsyncIterator[str]:
     """An engine that is healthy, lists its model and never answers a turn."""
 
     async def health(_: web.Request) -> web.Response:
@@ -198,7 +233,7 @@ async def slow_engine() -> AsyncIterator[str]:
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", port)
         await site.start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:

@@ -8,6 +8,7 @@ from kvplane_services.errors import InvalidRequest
 from kvplane_services.gateway.config import GatewayConfig
 from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.router.config import RouterConfig
+from kvplane_services.session.config import SessionConfig
 from kvplane_services.settings import (
     PROCESSES,
     GatewaySettings,
@@ -22,6 +23,7 @@ from kvplane_services.settings_sections import (
     LeasesSection,
     RegistrationSection,
     RouterSection,
+    SessionsSection,
 )
 
 
@@ -170,6 +172,7 @@ def test_defaults_are_those_of_the_parts() -> None:
     assert RouterConfig(**values) == RouterConfig()
     assert LeaseConfig(**LeasesSection().model_dump()) == LeaseConfig()
     assert DirectoryConfig(**RegistrationSection().model_dump()) == DirectoryConfig()
+    assert SessionConfig(**SessionsSection().model_dump()) == SessionConfig()
     gateway = GatewaySection().model_dump(exclude={"http", "tenant_secret"})
     assert GatewayConfig(**gateway) == GatewayConfig()
 
