@@ -1,6 +1,7 @@
 """A pair of real vLLM engines for tests, and a hand that leads turns through them.
 
-The pair lives for the whole session. Engines are started with the packages of this checkout.
+Engines are started with the packages of this checkout. They take most of a small machine: a
+fixture that starts some has at most the scope of a package, so that one pair lives at a time.
 """
 
 import asyncio

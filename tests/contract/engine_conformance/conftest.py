@@ -1,4 +1,4 @@
-"""One plane and one pair of engines of each kind, for the whole session."""
+"""One plane and one pair of engines of each kind, for all tests of this package and no longer."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,10 +35,10 @@ class Started:
 
 
 @pytest.fixture(
-    scope="session",
+    scope="package",
     params=[
         "sim",
-        # The first test of the session waits for the engines.
+        # The first test waits for the engines.
         pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(300)]),
     ],
 )
@@ -47,7 +47,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def bench(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp(f"conformance-{kind}")
     plane = PlaneProcess(folder, _SETTINGS)

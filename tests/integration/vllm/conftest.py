@@ -14,11 +14,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "integration/vllm" in str(item.path):
             item.add_marker(pytest.mark.vllm)
-            # The first test of the session waits for the engines.
+            # The first test waits for the engines.
             item.add_marker(pytest.mark.timeout(240))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plane() -> Iterator[RecordingPlane]:
     plane = RecordingPlane(lease_ttl=LEASE_TTL)
     plane.start()
@@ -26,7 +26,7 @@ def plane() -> Iterator[RecordingPlane]:
     plane.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pair(plane: RecordingPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePair]:
     with started_pair(plane.target, tmp_path_factory.mktemp("vllm")) as pair:
         yield pair
