@@ -4,7 +4,7 @@ Engines that exchange KV blocks must agree in layout and in vLLM build: a mismat
 failed or wrong reads, turn after turn, so it is refused once, when the engine registers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from packaging.version import InvalidVersion, Version
 
@@ -51,8 +51,7 @@ def check_build(engine: Engine, *, plane_version: str) -> None:
 def check_partners(engine: Engine, others: Iterable[Engine]) -> None:
     """Checks an engine against those that it would exchange blocks with.
 
-    Engines that are lost, that share no model, or that never pair by role do not count; a
-    property that either side does not tell is not compared.
+    Engines that are lost, that share no model, or that never pair by role do not count.
 
     Raises:
         EngineIncompatible: Names the partner, what differs, and what to change.
@@ -61,19 +60,28 @@ def check_partners(engine: Engine, others: Iterable[Engine]) -> None:
     for other in others:
         if not _are_partners(engine, other):
             continue
-        differences = [
-            f"{name} is {mine} here and {theirs} there"
-            for name, mine, theirs in _compared(engine, other)
-            if mine and theirs and mine != theirs
+        found = [
+            f"{name} is {own} here and {others} there"
+            for name, own, others in differences(engine, other)
         ]
-        if differences:
+        if found:
             raise _incompatible(
                 engine,
                 f"cannot exchange KV blocks with {other.name}, which serves the same model: "
-                f"{'; '.join(differences)}. Start both with the same vLLM build and KV cache "
+                f"{'; '.join(found)}. Start both with the same vLLM build and KV cache "
                 f"settings, or deregister {other.name} first",
                 partner=other.name,
             )
+
+
+def differences(engine: Engine, partner: Engine) -> Iterator[tuple[str, object, object]]:
+    """Where two engines differ that cannot exchange blocks then: what, the first's, the other's.
+
+    A property that either side does not tell is not compared.
+    """
+    for name, own, others in _compared(engine, partner):
+        if own and others and own != others:
+            yield name, own, others
 
 
 def _are_partners(engine: Engine, other: Engine) -> bool:
@@ -93,11 +101,11 @@ def _compared(engine: Engine, other: Engine) -> Iterable[tuple[str, object, obje
         other.build.nixl_connector_version,
     )
     if engine.layout and other.layout:
-        mine, theirs = engine.layout, other.layout
-        yield "block_size", mine.block_size, theirs.block_size
-        yield "dtype", mine.dtype, theirs.dtype
-        yield "tensor_parallel_size", _ranks(mine), _ranks(theirs)
-        yield "compatibility_hash", mine.compatibility_hash, theirs.compatibility_hash
+        own, others = engine.layout, other.layout
+        yield "block_size", own.block_size, others.block_size
+        yield "dtype", own.dtype, others.dtype
+        yield "tensor_parallel_size", _ranks(own), _ranks(others)
+        yield "compatibility_hash", own.compatibility_hash, others.compatibility_hash
 
 
 def _ranks(layout: KvLayout) -> int:

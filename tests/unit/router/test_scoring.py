@@ -49,7 +49,7 @@ def ranked(
         (
             prefill(block_size=128),
             LegQuestion(leg=LegKind.PREFILL, model="m", partners=(decode(),)),
-            "block size is 128, that of engines/d 16",
+            "block_size is 128, that of engines/d 16",
         ),
         (
             prefill(vllm="0.31.0"),
