@@ -40,7 +40,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     ) -> pb.RegisterEngineResponse:
         """See engine.proto."""
         registration = await self._directory.register(
-            engine_from_wire(request.engine, engine_id=request.engine_id or "?"),
+            engine_from_wire(request.engine, engine_id=request.engine_id),
             ttl=seconds_of(request.ttl),
             request_id=request.request_id,
         )

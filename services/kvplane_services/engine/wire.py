@@ -14,34 +14,23 @@ from kvplane_services.engine.model import (
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.spans import moment_of, timestamp
 
-_ROLES: dict[int, Role] = {
-    pb.ROLE_PREFILL: Role.PREFILL,
-    pb.ROLE_DECODE: Role.DECODE,
-    pb.ROLE_BOTH: Role.BOTH,
-}
 _ROLES_BACK = {
     Role.PREFILL: pb.ROLE_PREFILL,
     Role.DECODE: pb.ROLE_DECODE,
     Role.BOTH: pb.ROLE_BOTH,
 }
-_STATES: dict[int, EngineState] = {
-    pb.Engine.STATE_ACTIVE: EngineState.ACTIVE,
-    pb.Engine.STATE_DRAINING: EngineState.DRAINING,
-    pb.Engine.STATE_LOST: EngineState.LOST,
-}
+_ROLES: dict[int, Role] = {value: role for role, value in _ROLES_BACK.items()}
 _STATES_BACK = {
     EngineState.ACTIVE: pb.Engine.STATE_ACTIVE,
     EngineState.DRAINING: pb.Engine.STATE_DRAINING,
     EngineState.LOST: pb.Engine.STATE_LOST,
 }
-_CONNECTORS: dict[int, ConnectorKind] = {
-    pb.EngineBuild.CONNECTOR_KVPLANE: ConnectorKind.KVPLANE,
-    pb.EngineBuild.CONNECTOR_STOCK: ConnectorKind.STOCK,
-}
+_STATES: dict[int, EngineState] = {value: state for state, value in _STATES_BACK.items()}
 _CONNECTORS_BACK = {
     ConnectorKind.KVPLANE: pb.EngineBuild.CONNECTOR_KVPLANE,
     ConnectorKind.STOCK: pb.EngineBuild.CONNECTOR_STOCK,
 }
+_CONNECTORS: dict[int, ConnectorKind] = {value: kind for kind, value in _CONNECTORS_BACK.items()}
 
 
 def engine_id_of(name: str, *, field: str = "name") -> str:
@@ -60,12 +49,12 @@ def role_of(value: int, *, field: str) -> Role:
     raise InvalidRequest(f"{field} is required: PREFILL, DECODE or BOTH", field=field)
 
 
-def engine_from_wire(message: pb.Engine, *, engine_id: str = "") -> Engine:
+def engine_from_wire(message: pb.Engine, *, engine_id: str | None = None) -> Engine:
     """The engine of a message.
 
     Args:
         message: An engine as registered, or as described by itself.
-        engine_id: Its id; empty to take it from the message's name.
+        engine_id: Its id; None to take it from the message's name.
 
     Raises:
         InvalidRequest: A required field is missing or an enum value is unknown.
@@ -79,7 +68,7 @@ def engine_from_wire(message: pb.Engine, *, engine_id: str = "") -> Engine:
             field="engine.build.connector",
         )
     return Engine(
-        engine_id=engine_id or engine_id_of(message.name),
+        engine_id=engine_id_of(message.name) if engine_id is None else engine_id,
         role=role_of(message.role, field="engine.role"),
         endpoint=message.endpoint,
         models=tuple(message.models),

@@ -1,7 +1,6 @@
 """Decisions on the wire and back."""
 
 from kvplane.api.router.v1 import router_pb2 as pb
-from kvplane.api.session.v1 import session_pb2
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.router.model import (
     Candidate,
@@ -16,7 +15,7 @@ from kvplane_services.router.model import (
     StrategyCandidate,
     Subject,
 )
-from kvplane_services.session.model import SessionKey
+from kvplane_services.session.wire import key_from_wire, key_to_wire
 from kvplane_services.spans import duration, seconds_of
 
 # The most that one request may carry; enough for any conversation.
@@ -24,39 +23,38 @@ _MAX_DIGESTS = 4096
 _MAX_DIGEST_BYTES = 64
 _MAX_BLOCK_HASHES = 65_536
 
-_STRATEGIES = {
-    pb.STRATEGY_LOCAL: Strategy.LOCAL,
-    pb.STRATEGY_PULL: Strategy.PULL,
-    pb.STRATEGY_RECOMPUTE: Strategy.RECOMPUTE,
+STRATEGIES_TO_WIRE = {
+    Strategy.LOCAL: pb.STRATEGY_LOCAL,
+    Strategy.PULL: pb.STRATEGY_PULL,
+    Strategy.RECOMPUTE: pb.STRATEGY_RECOMPUTE,
 }
-_REASONS = {
-    pb.DECISION_REASON_FORCED: DecisionReason.FORCED,
-    pb.DECISION_REASON_LEASE_LIVE: DecisionReason.LEASE_LIVE,
-    pb.DECISION_REASON_NO_LEASE: DecisionReason.NO_LEASE,
-    pb.DECISION_REASON_LEASE_ENDED: DecisionReason.LEASE_ENDED,
-    pb.DECISION_REASON_HISTORY_TOO_SHORT: DecisionReason.HISTORY_TOO_SHORT,
-    pb.DECISION_REASON_HOLDER_UNAVAILABLE: DecisionReason.HOLDER_UNAVAILABLE,
-    pb.DECISION_REASON_NO_PREFILL_ENGINE: DecisionReason.NO_PREFILL_ENGINE,
-    pb.DECISION_REASON_STOCK_CONNECTOR: DecisionReason.STOCK_CONNECTOR,
-    pb.DECISION_REASON_CHEAPEST: DecisionReason.CHEAPEST,
-    pb.DECISION_REASON_EXPLORING: DecisionReason.EXPLORING,
+_REASONS_TO_WIRE = {
+    DecisionReason.FORCED: pb.DECISION_REASON_FORCED,
+    DecisionReason.LEASE_LIVE: pb.DECISION_REASON_LEASE_LIVE,
+    DecisionReason.NO_LEASE: pb.DECISION_REASON_NO_LEASE,
+    DecisionReason.LEASE_ENDED: pb.DECISION_REASON_LEASE_ENDED,
+    DecisionReason.HISTORY_TOO_SHORT: pb.DECISION_REASON_HISTORY_TOO_SHORT,
+    DecisionReason.HOLDER_UNAVAILABLE: pb.DECISION_REASON_HOLDER_UNAVAILABLE,
+    DecisionReason.NO_PREFILL_ENGINE: pb.DECISION_REASON_NO_PREFILL_ENGINE,
+    DecisionReason.STOCK_CONNECTOR: pb.DECISION_REASON_STOCK_CONNECTOR,
+    DecisionReason.CHEAPEST: pb.DECISION_REASON_CHEAPEST,
+    DecisionReason.EXPLORING: pb.DECISION_REASON_EXPLORING,
 }
-_LEGS = {pb.LEG_KIND_PREFILL: LegKind.PREFILL, pb.LEG_KIND_DECODE: LegKind.DECODE}
-_OUTCOMES = {
-    pb.ROUTE_OUTCOME_SUCCEEDED: RouteOutcome.SUCCEEDED,
-    pb.ROUTE_OUTCOME_FAILED: RouteOutcome.FAILED,
-    pb.ROUTE_OUTCOME_CANCELLED: RouteOutcome.CANCELLED,
-    pb.ROUTE_OUTCOME_REFUSED: RouteOutcome.REFUSED,
+_LEGS_TO_WIRE = {LegKind.PREFILL: pb.LEG_KIND_PREFILL, LegKind.DECODE: pb.LEG_KIND_DECODE}
+_OUTCOMES_TO_WIRE = {
+    RouteOutcome.SUCCEEDED: pb.ROUTE_OUTCOME_SUCCEEDED,
+    RouteOutcome.FAILED: pb.ROUTE_OUTCOME_FAILED,
+    RouteOutcome.CANCELLED: pb.ROUTE_OUTCOME_CANCELLED,
+    RouteOutcome.REFUSED: pb.ROUTE_OUTCOME_REFUSED,
 }
-STRATEGIES_TO_WIRE = {strategy: value for value, strategy in _STRATEGIES.items()}
-_REASONS_TO_WIRE = {reason: value for value, reason in _REASONS.items()}
-_LEGS_TO_WIRE = {leg: value for value, leg in _LEGS.items()}
-_OUTCOMES_TO_WIRE = {outcome: value for value, outcome in _OUTCOMES.items()}
+_STRATEGIES: dict[int, Strategy] = {value: one for one, value in STRATEGIES_TO_WIRE.items()}
+_REASONS: dict[int, DecisionReason] = {value: one for one, value in _REASONS_TO_WIRE.items()}
+_LEGS: dict[int, LegKind] = {value: one for one, value in _LEGS_TO_WIRE.items()}
+_OUTCOMES: dict[int, RouteOutcome] = {value: one for one, value in _OUTCOMES_TO_WIRE.items()}
 
 
 def subject_from_wire(message: pb.RouteSubject) -> Subject:
     """The subject of a request. Raises InvalidRequest."""
-    key = message.session_key
     if len(message.message_digests) > _MAX_DIGESTS:
         raise InvalidRequest(
             f"subject.message_digests has more than {_MAX_DIGESTS} entries",
@@ -75,7 +73,7 @@ def subject_from_wire(message: pb.RouteSubject) -> Subject:
     if message.prompt_tokens < 0 or message.max_output_tokens < 0:
         raise InvalidRequest("subject: token counts are not negative", field="subject")
     return Subject(
-        session_key=SessionKey(key.tenant, key.model, key.adapter, key.session_id),
+        session_key=key_from_wire(message.session_key),
         message_digests=tuple(message.message_digests),
         prompt_tokens=message.prompt_tokens,
         max_output_tokens=message.max_output_tokens,
@@ -86,7 +84,7 @@ def subject_from_wire(message: pb.RouteSubject) -> Subject:
 def subject_to_wire(subject: Subject) -> pb.RouteSubject:
     """The message of a subject."""
     return pb.RouteSubject(
-        session_key=_key_to_wire(subject.session_key),
+        session_key=key_to_wire(subject.session_key),
         message_digests=subject.message_digests,
         prompt_tokens=subject.prompt_tokens,
         max_output_tokens=subject.max_output_tokens,
@@ -98,7 +96,7 @@ def strategy_from_wire(value: int, *, field: str) -> Strategy | None:
     """The strategy; None if it is left to the router. Raises InvalidRequest if unknown."""
     if value == pb.STRATEGY_UNSPECIFIED:
         return None
-    strategy = {int(known): one for known, one in _STRATEGIES.items()}.get(value)
+    strategy = _STRATEGIES.get(value)
     if strategy is None:
         raise InvalidRequest(f"{field}: {value} is no strategy of this router", field=field)
     return strategy
@@ -113,7 +111,7 @@ def decision_to_wire(decision: Decision) -> pb.Decision:
         details=decision.details,
         prefill=_leg_to_wire(decision.prefill) if decision.prefill is not None else None,
         decode=_leg_to_wire(decision.decode),
-        session_key=_key_to_wire(decision.session_key),
+        session_key=key_to_wire(decision.session_key),
         lease=decision.lease,
         fencing_token=decision.fencing_token,
         held_tokens=decision.held_tokens,
@@ -133,16 +131,15 @@ def decision_from_wire(message: pb.Decision) -> Decision:
     if strategy is None:
         raise InvalidRequest("decision.strategy is missing", field="decision.strategy")
     # A newer router may know more reasons; they change nothing in what to do.
-    reason = {int(known): one for known, one in _REASONS.items()}.get(message.reason)
-    key = message.session_key
+    reason = _REASONS.get(message.reason, DecisionReason.CHEAPEST)
     return Decision(
         decision_id=message.decision_id,
         strategy=strategy,
-        reason=reason or DecisionReason.CHEAPEST,
+        reason=reason,
         details=message.details,
         prefill=_leg_from_wire(message.prefill) if message.HasField("prefill") else None,
         decode=_leg_from_wire(message.decode),
-        session_key=SessionKey(key.tenant, key.model, key.adapter, key.session_id),
+        session_key=key_from_wire(message.session_key),
         lease=message.lease,
         fencing_token=message.fencing_token,
         held_tokens=message.held_tokens,
@@ -155,17 +152,16 @@ def report_from_wire(message: pb.ReportRouteOutcomeRequest) -> LegReport:
     """The report of a request. Raises InvalidRequest."""
     if not message.decision_id:
         raise InvalidRequest("decision_id is required", field="decision_id")
-    leg = {int(known): one for known, one in _LEGS.items()}.get(message.leg)
+    leg = _LEGS.get(message.leg)
     if leg is None:
         raise InvalidRequest("leg is required: PREFILL or DECODE", field="leg")
     if message.outcome == pb.ROUTE_OUTCOME_UNSPECIFIED:
         raise InvalidRequest("outcome is required", field="outcome")
-    outcomes = {int(known): one for known, one in _OUTCOMES.items()}
     return LegReport(
         decision_id=message.decision_id,
         leg=leg,
         # An outcome that only newer gateways know is no success.
-        outcome=outcomes.get(message.outcome, RouteOutcome.FAILED),
+        outcome=_OUTCOMES.get(message.outcome, RouteOutcome.FAILED),
         time_to_first_byte=seconds_of(message.time_to_first_byte),
         duration=seconds_of(message.duration),
         prompt_tokens=message.prompt_tokens,
@@ -237,10 +233,4 @@ def _leg_from_wire(message: pb.Leg) -> Leg:
         data_parallel_rank=(
             message.data_parallel_rank if message.HasField("data_parallel_rank") else None
         ),
-    )
-
-
-def _key_to_wire(key: SessionKey) -> session_pb2.SessionKey:
-    return session_pb2.SessionKey(
-        tenant=key.tenant, model=key.model, adapter=key.adapter, session_id=key.session_id
     )
