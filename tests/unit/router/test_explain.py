@@ -32,7 +32,7 @@ async def test_explanation_shows_every_candidate_and_changes_nothing() -> None:
     assert best.in_flight == 1
     assert "draining" in shown["engines/e", LegKind.DECODE].rejection
     assert "not m" in shown["engines/f", LegKind.DECODE].rejection
-    assert "block size" in shown["engines/q", LegKind.PREFILL].rejection
+    assert "block_size" in shown["engines/q", LegKind.PREFILL].rejection
     assert explanation.decision is not None
     assert explanation.decision.strategy is Strategy.PULL
     assert explanation.decision.decision_id == ""
