@@ -7,7 +7,7 @@ seeding sequences; it is never compared.
 import asyncio
 import datetime as dt
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
@@ -40,3 +40,20 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """See `Clock.sleep`."""
         await asyncio.sleep(max(0.0, seconds))
+
+
+async def wait_set(event: asyncio.Event, seconds: float, *, clock: Clock) -> bool:
+    """Waits for an event for at most `seconds` of `clock`; tells whether it is set."""
+    if event.is_set():
+        return True
+    waiters: set[asyncio.Future[Any]] = {
+        asyncio.ensure_future(event.wait()),
+        asyncio.ensure_future(clock.sleep(seconds)),
+    }
+    try:
+        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiter in waiters:
+            waiter.cancel()
+        await asyncio.gather(*waiters, return_exceptions=True)
+    return event.is_set()

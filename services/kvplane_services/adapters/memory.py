@@ -12,9 +12,9 @@ import asyncio
 import bisect
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from kvplane_services.clock import Clock
+from kvplane_services.clock import Clock, wait_set
 from kvplane_services.errors import Conflict, Saturated, WatchTooOld
 from kvplane_services.store.ports import Event, Removed, Snapshot, Synced, Upserted, Versioned
 
@@ -155,7 +155,7 @@ class MemoryTable(Generic[T]):
                     bookmark_at = self._clock.now() + self._bookmark_interval
                     yield Synced(self._store.revision)
                     continue
-                await self._wait(wake, bookmark_at - self._clock.now())
+                await wait_set(wake, bookmark_at - self._clock.now(), clock=self._clock)
         finally:
             self._readers.discard(wake)
 
@@ -201,18 +201,6 @@ class MemoryTable(Generic[T]):
                 retry_after=1.0,
             )
         return self._log[position - oldest]
-
-    async def _wait(self, wake: asyncio.Event, seconds: float) -> None:
-        waiters: set[asyncio.Future[Any]] = {
-            asyncio.ensure_future(wake.wait()),
-            asyncio.ensure_future(self._clock.sleep(seconds)),
-        }
-        try:
-            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiter in waiters:
-                waiter.cancel()
-            await asyncio.gather(*waiters, return_exceptions=True)
 
 
 class MemorySequence:

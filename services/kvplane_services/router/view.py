@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvplane_services.clock import Clock
+from kvplane_services.clock import Clock, wait_set
 from kvplane_services.engine.model import Engine, EngineState
 from kvplane_services.lease.model import Lease, LeaseState
 from kvplane_services.router.remembered import Remembered
@@ -191,12 +191,7 @@ class RouterView:
         waiting = self._waiting.setdefault(decision_id, set())
         waiting.add(arrived)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                timer = tasks.create_task(self._clock.sleep(seconds))
-                waiter = tasks.create_task(arrived.wait())
-                await asyncio.wait((timer, waiter), return_when=asyncio.FIRST_COMPLETED)
-                timer.cancel()
-                waiter.cancel()
+            await wait_set(arrived, seconds, clock=self._clock)
         finally:
             waiting.discard(arrived)
             if not waiting:
