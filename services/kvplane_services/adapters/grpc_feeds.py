@@ -67,6 +67,8 @@ class _RemoteFeed(Generic[M, T]):
                         _log.info("%s: the lease manager starts over", self._what)
                     for event in self._translate(message):
                         yield event
+                    if isinstance(message, calls.Synced):
+                        backoff.reset()
             except KvplaneClientError as error:
                 _log.warning("%s cannot be followed: %s", self._what, error.message)
             except InvalidRequest as error:

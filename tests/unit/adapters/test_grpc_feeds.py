@@ -92,3 +92,19 @@ async def test_feed_goes_on_after_trouble(trouble: Any) -> None:
         await clock.wait_for_sleepers()
         await clock.advance(1)
     assert events.result() == [Reset(), Synced(9)]
+
+
+async def test_pause_is_short_again_after_a_full_state() -> None:
+    """Pauses grow while nothing comes, and start over once a full state was delivered."""
+    clock = FakeClock()
+    refused = error_of("UNIMPLEMENTED", "not a lease manager")
+    plane: Any = FakePlane(
+        FakeWatch([refused], [refused], [calls.Synced(8), refused], [calls.Synced(9)])
+    )
+    feed = engine_feed(plane, clock=clock)()
+    async with asyncio.TaskGroup() as tasks:
+        events = tasks.create_task(first(5, feed))
+        for longest in (1, 2, 1):
+            await clock.wait_for_sleepers()
+            await clock.advance(longest)
+    assert events.result() == [Reset(), Reset(), Synced(8), Reset(), Synced(9)]
