@@ -37,6 +37,10 @@ def set_up_logs(section: LogSection) -> None:
                 "stderr": {"class": "logging.StreamHandler", "formatter": section.format},
             },
             "root": {"level": "WARNING", "handlers": ["stderr"]},
-            "loggers": {"kvplane_services": {"level": section.level.upper()}},
+            "loggers": {
+                # The client says when a process of the plane is away, and when it is back.
+                name: {"level": section.level.upper()}
+                for name in ("kvplane", "kvplane_services")
+            },
         }
     )

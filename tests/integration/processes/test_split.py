@@ -29,6 +29,7 @@ from kvplane_services.router.model import (
 from kvplane_services.session.model import SessionKey
 from tests.integration.processes.kvplane_process import Process, running
 from tests.integration.processes.wire_engine import MODEL, WireEngine
+from tests.support.plane_process import free_port
 
 T = TypeVar("T")
 
@@ -227,3 +228,12 @@ async def test_router_outlives_the_lease_manager() -> None:
             )
             assert ended.reason is DecisionReason.LEASE_ENDED
             assert "reclaimed" in ended.details
+
+
+async def test_router_says_when_the_lease_manager_is_away_and_back() -> None:
+    """An absent lease manager is in the router's log once as a warning, its return as a line."""
+    address = f"127.0.0.1:{free_port()}"
+    async with running("router", "--grpc", "127.0.0.1:0", "--leases", address) as router:
+        await router.until_said(f"a watch waits for {address}")
+        async with running("leases", "--grpc", address):
+            await router.until_said(f"a watch at {address} goes on")
