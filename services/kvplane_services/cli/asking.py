@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from kvplane_services.cli.output import Output
 from kvplane_services.cli.spans import parse_span
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ TlsCaOption = Annotated[
         help="Certificates to trust, in PEM, for a plane that serves with --tls-cert.",
     ),
 ]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
 SpanOption = Annotated[
     float | None,
     typer.Option(

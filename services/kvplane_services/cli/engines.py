@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplane_services.cli.asking import DEFAULT_PLANE, LeasesOption, PlaneOption, TlsCaOption, ask
+from kvplane_services.cli.asking import (
+    DEFAULT_PLANE,
+    LeasesOption,
+    OutputOption,
+    PlaneOption,
+    TlsCaOption,
+    ask,
+)
 from kvplane_services.cli.output import (
     Output,
     enum_text,
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
     from kvplane.api.engine.v1 import engine_pb2
     from kvplane.client import Plane
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
 EngineArgument = Annotated[
     str, typer.Argument(metavar="ENGINE", help="Its name or id: engines/decode-0 or decode-0.")
 ]

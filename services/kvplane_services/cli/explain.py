@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplane_services.cli.asking import DEFAULT_PLANE, PlaneOption, RouterOption, TlsCaOption, ask
+from kvplane_services.cli.asking import (
+    DEFAULT_PLANE,
+    OutputOption,
+    PlaneOption,
+    RouterOption,
+    TlsCaOption,
+    ask,
+)
 from kvplane_services.cli.output import Output, enum_text, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
@@ -30,7 +37,7 @@ def explain(
     plane: PlaneOption = DEFAULT_PLANE,
     tls_ca: TlsCaOption = None,
     router: RouterOption = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to answer.")] = Output.TABLE,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Show how the next turn of a session would be routed, with every candidate and its score.
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from kvplane_services.cli.processes import run_process
 from kvplane_services.cli.serve import ConfigOption, HttpOption, LogFormatOption, LogLevelOption
 
 RouterOption = Annotated[
@@ -54,16 +55,13 @@ def gateway(
 
     On SIGTERM /readyz turns first, then running turns get gateway.shutdown_grace seconds.
     """
-    import asyncio
-
-    from kvplane_services.clock import SystemClock
     from kvplane_services.main.gateway import run_gateway
-    from kvplane_services.main.logs import set_up_logs
-    from kvplane_services.settings import GatewaySettings, load
+    from kvplane_services.settings import GatewaySettings
 
-    settings = load(
+    run_process(
         GatewaySettings,
-        file=config,
+        run_gateway,
+        config=config,
         flags={
             "peers": {"router": router},
             "gateway": {
@@ -74,5 +72,3 @@ def gateway(
             "log": {"level": log_level, "format": log_format},
         },
     )
-    set_up_logs(settings.log)
-    asyncio.run(run_gateway(settings, clock=SystemClock()))

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplane_services.cli.asking import DEFAULT_PLANE, LeasesOption, PlaneOption, TlsCaOption, ask
+from kvplane_services.cli.asking import (
+    DEFAULT_PLANE,
+    LeasesOption,
+    OutputOption,
+    PlaneOption,
+    TlsCaOption,
+    ask,
+)
 from kvplane_services.cli.output import (
     Output,
     duration_text,
@@ -23,7 +30,6 @@ if TYPE_CHECKING:
     from kvplane.api.lease.v1 import lease_pb2
     from kvplane.client import Plane
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
 LeaseArgument = Annotated[
     str, typer.Argument(metavar="LEASE", help="Its name or id: leases/ab12 or ab12.")
 ]

@@ -6,7 +6,6 @@ and works without the optional extras.
 """
 
 import importlib
-import importlib.util
 import sys
 from typing import Annotated, Any
 
@@ -68,7 +67,7 @@ def _root(
 
 
 def create_app() -> typer.Typer:
-    """The application with every command whose module is installed."""
+    """The application with every command."""
     app = typer.Typer(
         name="kvplane",
         cls=_OneLineErrors,
@@ -80,9 +79,7 @@ def create_app() -> typer.Typer:
     app.callback()(_root)
     package = __name__.rpartition(".")[0]
     for name in _COMMANDS:
-        qualified = f"{package}.{name}"
-        if importlib.util.find_spec(qualified) is not None:
-            importlib.import_module(qualified).register(app)
+        importlib.import_module(f"{package}.{name}").register(app)
     fold_processes(app)
     return app
 

@@ -1,17 +1,14 @@
 """`kvplane up|leases|registry|router`: the processes of the plane; `kvplane config`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvplane_services.cli.processes import run_process
+
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
-    from typing import Any
-
     from kvplane_services.settings import ProcessSettings
-
-    _S = TypeVar("_S", bound=ProcessSettings)
 
 ConfigOption = Annotated[
     Path | None,
@@ -98,21 +95,20 @@ def up(
     Point OpenAI clients at the HTTP address, and engines at the gRPC address (by default
     127.0.0.1:7000). Stops gracefully on SIGTERM or Ctrl-C.
     """
-    from kvplane_services.clock import SystemClock
     from kvplane_services.main.plane import run_plane
     from kvplane_services.settings import PlaneSettings
 
-    settings = _load(
+    run_process(
         PlaneSettings,
-        config,
-        {
+        run_plane,
+        config=config,
+        flags={
             "gateway": {"http": http},
             "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
             "engines": engine,
             "log": {"level": log_level, "format": log_format},
         },
     )
-    _run(run_plane(settings, clock=SystemClock()))
 
 
 def leases(
@@ -129,20 +125,19 @@ def leases(
 
     Serves EngineService and LeaseService, by default on 127.0.0.1:7000.
     """
-    from kvplane_services.clock import SystemClock
     from kvplane_services.main.leases import run_leases
     from kvplane_services.settings import LeasesSettings
 
-    settings = _load(
+    run_process(
         LeasesSettings,
-        config,
-        {
+        run_leases,
+        config=config,
+        flags={
             "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
             "engines": engine,
             "log": {"level": log_level, "format": log_format},
         },
     )
-    _run(run_leases(settings, clock=SystemClock()))
 
 
 def registry(
@@ -159,20 +154,19 @@ def registry(
 
     Serves SessionService, by default on 127.0.0.1:7001.
     """
-    from kvplane_services.clock import SystemClock
     from kvplane_services.main.registry import run_registry
     from kvplane_services.settings import RegistrySettings
 
-    settings = _load(
+    run_process(
         RegistrySettings,
-        config,
-        {
+        run_registry,
+        config=config,
+        flags={
             "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
             "peers": {"leases": leases},
             "log": {"level": log_level, "format": log_format},
         },
     )
-    _run(run_registry(settings, clock=SystemClock()))
 
 
 def router(
@@ -190,20 +184,19 @@ def router(
     Serves RouterService, by default on 127.0.0.1:7002. Without the lease manager it goes on
     with what it knows.
     """
-    from kvplane_services.clock import SystemClock
     from kvplane_services.main.router import run_router
     from kvplane_services.settings import RouterSettings
 
-    settings = _load(
+    run_process(
         RouterSettings,
-        config,
-        {
+        run_router,
+        config=config,
+        flags={
             "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
             "peers": {"leases": leases},
             "log": {"level": log_level, "format": log_format},
         },
     )
-    _run(run_router(settings, clock=SystemClock()))
 
 
 ProcessArgument = Annotated[
@@ -223,23 +216,6 @@ def schema(process: ProcessArgument = "up") -> None:
     import json
 
     typer.echo(json.dumps(_kind(process).model_json_schema(), indent=2))
-
-
-def _load(
-    kind: "type[_S]", file: Path | None, flags: "Mapping[str, Mapping[str, Any] | Any]"
-) -> "_S":
-    from kvplane_services.main.logs import set_up_logs
-    from kvplane_services.settings import load
-
-    settings = load(kind, file=file, flags=flags)
-    set_up_logs(settings.log)
-    return settings
-
-
-def _run(process: "Coroutine[Any, Any, None]") -> None:
-    import asyncio
-
-    asyncio.run(process)
 
 
 def _kind(process: str) -> "type[ProcessSettings]":

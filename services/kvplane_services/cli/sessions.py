@@ -7,6 +7,7 @@ import typer
 
 from kvplane_services.cli.asking import (
     DEFAULT_PLANE,
+    OutputOption,
     PlaneOption,
     RegistryOption,
     SpanOption,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from kvplane.api.session.v1 import session_pb2
     from kvplane.client import Plane
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to answer.")]
 SessionArgument = Annotated[
     str,
     typer.Argument(

@@ -1,11 +1,11 @@
 """`kvplane sim-engine`: a simulated engine, for trying policies and for tests."""
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kvplane_services.cli.processes import run_process
 from kvplane_services.engine.model import Role
 
 
@@ -135,14 +135,13 @@ def sim_engine(
     if list_faults:
         _print_faults()
         return
-    from kvplane_services.clock import SystemClock
-    from kvplane_services.main.logs import set_up_logs
     from kvplane_services.main.sim_engine import run_sim_engine
-    from kvplane_services.settings import SimEngineSettings, load
+    from kvplane_services.settings import SimEngineSettings
 
-    settings = load(
+    run_process(
         SimEngineSettings,
-        file=config,
+        run_sim_engine,
+        config=config,
         flags={
             "sim": {
                 "role": role.value if role else None,
@@ -170,8 +169,6 @@ def sim_engine(
             }
         },
     )
-    set_up_logs(settings.log)
-    asyncio.run(run_sim_engine(settings, clock=SystemClock()))
 
 
 def _labels(pairs: list[str]) -> dict[str, str]:
