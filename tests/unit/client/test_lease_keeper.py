@@ -264,3 +264,5 @@ def test_margin_beyond_the_span_is_refused() -> None:
     """A margin that leaves nothing is a mistake."""
     with pytest.raises(ValueError):
         KeeperTiming(margin=10.0, unanswered_ttl=10.0)
+    with pytest.raises(ValueError, match="spans"):
+        KeeperTiming(answer_timeout=0)

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinkTiming:
-    """Spans in seconds.
+    """Spans of an `EngineLink`, in seconds.
+
+    Raises:
+        ValueError: They do not fit together.
 
     Attributes:
         registration_ttl: TTL to ask for; None for the plane's default.
@@ -23,14 +26,15 @@ class LinkTiming:
     close_timeout: float = 2.0
 
     def __post_init__(self) -> None:
-        spans = (self.answer_timeout, self.first_backoff, self.close_timeout)
-        if min(spans) <= 0 or self.longest_backoff < self.first_backoff:
-            raise ValueError("spans must be positive, and longest_backoff >= first_backoff")
+        _check(self)
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperTiming:
-    """Spans in seconds.
+    """Spans of a `LeaseKeeper`, in seconds.
+
+    Raises:
+        ValueError: They do not fit together.
 
     Attributes:
         margin: How long before the granted end the holder gives up.
@@ -52,3 +56,10 @@ class KeeperTiming:
     def __post_init__(self) -> None:
         if not 0 <= self.margin < self.unanswered_ttl:
             raise ValueError("margin must be at least 0 and less than unanswered_ttl")
+        _check(self)
+
+
+def _check(timing: LinkTiming | KeeperTiming) -> None:
+    spans = (timing.answer_timeout, timing.first_backoff, timing.close_timeout)
+    if min(spans) <= 0 or timing.longest_backoff < timing.first_backoff:
+        raise ValueError("spans must be positive, and longest_backoff >= first_backoff")
