@@ -9,8 +9,8 @@ class EngineClock:
 
     def now(self) -> float:
         """Seconds since an arbitrary start; comparable within one process only."""
-        return time.perf_counter()  # noqa: TID251 - this is where the connector's time comes from
+        return time.perf_counter()
 
     async def sleep(self, seconds: float) -> None:
         """Waits; a negative or zero span only yields to other tasks."""
-        await asyncio.sleep(max(0.0, seconds))  # noqa: TID251 - as above
+        await asyncio.sleep(max(0.0, seconds))

@@ -216,8 +216,7 @@ async def _errors_in_openai_shape(request: web.Request, handler: _Handler) -> we
     except web.HTTPException as error:
         return _from_http(request, error).response()
     except Exception:  # noqa: BLE001 - the outermost frame
-        # The outermost frame: a bug. The log and the client get the same id, so that one leads
-        # to the other.
+        # A bug. The log and the client get the same id, so that one leads to the other.
         incident = Turn.new_id()
         _log.exception("request failed, incident %s", incident)
         return OpenAIError(

@@ -79,7 +79,6 @@ class LegReports:
             except KvplaneError as error:
                 _log.warning("report of %s not delivered: %s", report.decision_id, error)
             except Exception:  # noqa: BLE001 - a bug of the router must not end the gateway
-                # The outermost frame of this task; a bug in a router must not end the gateway.
                 _log.exception("report of %s not delivered", report.decision_id)
             finally:
                 if not delivery.done():

@@ -139,30 +139,6 @@ async def running_engines(
         await asyncio.gather(*(engine.process.stop() for engine in engines))
 
 
-@contextlib.asynccontextmanager
-async def local_engines(
-    *,
-    engine_python: Path,
-    model_dir: Path,
-    plane: str,
-    log_dir: Path,
-    import_paths: Sequence[Path] = (),
-    startup_timeout: float = 180.0,
-    progress: Progress | None = None,
-) -> AsyncGenerator[EnginePair]:
-    """One prefill and one decode engine on free ports; see `running_engines`."""
-    pair = prefill_and_decode(model_dir=model_dir, plane=plane)
-    async with running_engines(
-        *pair,
-        engine_python=engine_python,
-        log_dir=log_dir,
-        import_paths=import_paths,
-        startup_timeout=startup_timeout,
-        progress=progress,
-    ) as (prefill, decode):
-        yield EnginePair(prefill, decode)
-
-
 async def make_model(*, engine_python: Path, folder: Path, import_paths: Sequence[Path]) -> None:
     """Has the engine's python write the tiny model to `folder`, unless it is there already.
 
@@ -189,20 +165,20 @@ async def make_model(*, engine_python: Path, folder: Path, import_paths: Sequenc
 
 async def _all_ready(
     engines: Sequence[LocalEngine],
-    timeout: float,  # noqa: ASYNC109 - all engines share it
+    patience: float,
     say: Progress,
     clock: Clock,
 ) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             for engine in engines:
-                tasks.create_task(_ready(engine, timeout, say, clock))
+                tasks.create_task(_ready(engine, patience, say, clock))
     except* StartError as group:
         # The wait for the others was cancelled; the first that failed is the one to name.
         raise StartError(str(group.exceptions[0])) from None
 
 
-async def _ready(engine: LocalEngine, timeout: float, say: Progress, clock: Clock) -> None:  # noqa: ASYNC109
+async def _ready(engine: LocalEngine, patience: float, say: Progress, clock: Clock) -> None:
     started = clock.now()
     stage = ""
     while True:
@@ -212,8 +188,8 @@ async def _ready(engine: LocalEngine, timeout: float, say: Progress, clock: Cloc
             say(f"{engine.name}: ready after {clock.now() - started:.0f} s")
             return
         waited = clock.now() - started
-        if waited > timeout:
-            raise StartError(_failure(engine, f"was not ready within {timeout:.0f} s"))
+        if waited > patience:
+            raise StartError(_failure(engine, f"was not ready within {patience:.0f} s"))
         if (now_at := _stage(engine)) != stage:
             stage = now_at
             say(f"{engine.name}: {stage} ({waited:.0f} s)")

@@ -138,10 +138,10 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
-async def answers(port: int, path: str, *, timeout: float = 2.0) -> bool:  # noqa: ASYNC109 - one probe
-    """Whether an HTTP server on a loopback port answers GET `path` with 200."""
+async def answers(port: int, path: str, *, patience: float = 2.0) -> bool:
+    """Whether an HTTP server on a loopback port answers GET `path` with 200, within seconds."""
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(patience):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
                 request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"

@@ -136,11 +136,6 @@ class BlockPool:
                 block.key = key
                 self._cached[key] = block_id
 
-    def forget_all(self) -> None:
-        """Empties the prefix cache; blocks in use stay in use."""
-        for block_id in list(self._cached.values()):
-            self._forget(self._blocks[block_id])
-
     def _forget(self, block: Block) -> None:
         if block.key is not None:
             self._cached.pop(block.key, None)

@@ -160,4 +160,4 @@ async def test_ports_are_free_and_different() -> None:
     ports = free_ports(4)
 
     assert len(set(ports)) == 4
-    assert not any([await answers(port, "/health", timeout=0.5) for port in ports])
+    assert not any([await answers(port, "/health", patience=0.5) for port in ports])

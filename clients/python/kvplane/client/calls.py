@@ -14,7 +14,6 @@ from kvplane.client.errors import KvplaneClientError, WatchCompactedError, from_
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Page = TypeVar("Page")
 Response = TypeVar("Response")
 
 # What a watch goes on after: the server restarts, is slow, or cut a slow reader.
