@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from kvplane_services.gateway.body import ClientBody
+from kvplane_services.gateway.openai_errors import OpenAIError
 from kvplane_services.gateway.session_naming import (
     estimated_prompt_tokens,
     explicit_name,
@@ -163,16 +164,33 @@ def test_digests_of_a_prefix_are_a_prefix(messages: list[dict[str, Any]], upto: 
     assert message_digests(body(*messages[:upto]), scope=SCOPE) == whole[:upto]
 
 
-@settings(max_examples=40)
-@given(st.binary(max_size=40))
-def test_strange_messages_are_no_trouble(raw: bytes) -> None:
-    """Whatever `messages` is, naming does not fail."""
-    try:
-        parsed = ClientBody.parse(b'{"model":"m","messages":' + raw + b"}", chat=True)
-    except Exception:  # noqa: BLE001 - bodies that do not parse are another test's
-        return
-    subject_of(CIMultiDict(), parsed, tenant="t")
-    estimated_prompt_tokens(parsed)
+# Halves of characters too, which JSON can spell and UTF-8 cannot.
+TEXTS = st.text() | st.text(st.characters(categories=["Cs"]))
+
+
+@settings(max_examples=100)
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | TEXTS,
+        lambda inner: st.lists(inner) | st.dictionaries(TEXTS | st.just("role"), inner),
+        max_leaves=8,
+    )
+)
+def test_strange_messages_are_no_trouble(messages: Any) -> None:
+    """Whatever JSON `messages` is, naming does not fail, with a cache key or without."""
+    for more in ({}, {"prompt_cache_key": "k"}):
+        raw = json.dumps({"model": "m", "messages": messages, **more}, allow_nan=False).encode()
+        try:
+            parsed = ClientBody.parse(raw, chat=True)
+        except OpenAIError:
+            assert rb"\ud" in raw  # Some halves are refused at once.
+            continue
+        assert subject_of(CIMultiDict(), parsed, tenant="t").session_key.tenant == "t"
+        assert estimated_prompt_tokens(parsed) >= 0
 
 
 def test_tenants_are_told_apart_by_their_keys() -> None:
