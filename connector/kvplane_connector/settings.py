@@ -1,7 +1,7 @@
 """What an operator sets: the object under "kvplane" in vLLM's `kv_connector_extra_config`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Role = Literal["prefill", "decode", "both"]
@@ -73,28 +73,18 @@ def read_settings(extra_config: Mapping[str, Any], kv_role: str | None) -> Setti
     given = extra_config.get("kvplane", {})
     if not isinstance(given, Mapping):
         raise SettingsError('"kvplane" in kv_connector_extra_config must be an object')
-    known = {one.name for one in fields(Settings)}
-    if unknown := sorted(set(given) - known):
+    if unknown := sorted(set(given) - set(_READERS)):
         raise SettingsError(
             f"unknown kvplane setting {', '.join(unknown)} in kv_connector_extra_config; "
-            f"known: {', '.join(sorted(known))}"
+            f"known: {', '.join(sorted(_READERS))}"
         )
-    wanted = _text(given, "role") or kv_role or ""
+    values: dict[str, Any] = {key: _READERS[key](key, value) for key, value in given.items()}
+    wanted = values.get("role") or kv_role or ""
     role = _ROLES.get(wanted)
     if role is None:
         raise SettingsError(f"kvplane role must be prefill, decode or both, not {wanted!r}")
-    settings = Settings(
-        role=role,
-        plane=_text(given, "plane"),
-        engine_id=_text(given, "engine_id"),
-        endpoint=_text(given, "endpoint").rstrip("/"),
-        lease_ttl=_number(given, "lease_ttl", 30.0),
-        min_lease_ttl=_number(given, "min_lease_ttl", 6.0),
-        max_lease_ttl=_number(given, "max_lease_ttl", 3600.0),
-        progress_thread=_flag(given, "progress_thread", default=True),
-        progress_delay_us=int(_number(given, "progress_delay_us", 1000)),
-        labels=_labels(given),
-    )
+    values["role"] = role
+    settings = Settings(**values)
     _check(settings)
     return settings
 
@@ -116,8 +106,7 @@ def _check(settings: Settings) -> None:
         raise SettingsError("kvplane progress_delay_us must not be negative")
 
 
-def _text(given: Mapping[str, Any], key: str) -> str:
-    value = given.get(key)
+def _text(key: str, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -125,24 +114,43 @@ def _text(given: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _number(given: Mapping[str, Any], key: str, default: float) -> float:
-    value = given.get(key, default)
+def _url(key: str, value: Any) -> str:
+    return _text(key, value).rstrip("/")
+
+
+def _number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SettingsError(f"kvplane {key} must be a number, not {value!r}")
     return float(value)
 
 
-def _flag(given: Mapping[str, Any], key: str, *, default: bool) -> bool:
-    value = given.get(key, default)
+def _whole_number(key: str, value: Any) -> int:
+    return int(_number(key, value))
+
+
+def _flag(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise SettingsError(f"kvplane {key} must be true or false, not {value!r}")
     return value
 
 
-def _labels(given: Mapping[str, Any]) -> Mapping[str, str]:
-    value = given.get("labels", {})
+def _labels(key: str, value: Any) -> Mapping[str, str]:
     if not isinstance(value, Mapping) or not all(
         isinstance(name, str) and isinstance(text, str) for name, text in value.items()
     ):
-        raise SettingsError("kvplane labels must be an object of strings")
+        raise SettingsError(f"kvplane {key} must be an object of strings")
     return dict(value)
+
+
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "role": _text,
+    "plane": _text,
+    "engine_id": _text,
+    "endpoint": _url,
+    "lease_ttl": _number,
+    "min_lease_ttl": _number,
+    "max_lease_ttl": _number,
+    "progress_thread": _flag,
+    "progress_delay_us": _whole_number,
+    "labels": _labels,
+}

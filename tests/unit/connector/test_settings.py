@@ -1,8 +1,9 @@
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from kvplane_connector.settings import SettingsError, read_settings
+from kvplane_connector.settings import Settings, SettingsError, read_settings
 
 PLANE = {"plane": "10.0.0.5:7000", "engine_id": "d0", "endpoint": "http://10.0.0.7:8000/"}
 
@@ -34,6 +35,12 @@ def test_a_plane_is_read_with_what_it_needs() -> None:
 
     assert settings.endpoint == "http://10.0.0.7:8000"
     assert (settings.role, settings.labels) == ("both", {"zone": "a"})
+
+
+def test_every_setting_can_be_given() -> None:
+    """Each field of the settings is one that operators can set."""
+    everything: dict[str, Any] = {one.name: one.default for one in fields(Settings)}
+    assert read(**everything | {"role": "both", "labels": {}}) == Settings(role="both")
 
 
 @pytest.mark.parametrize(
