@@ -8,9 +8,7 @@ from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.grants import lease_id_of
 from kvplane_services.lease.ledger import Ledger, Record
 from kvplane_services.lease.model import LeaseState, RenewalOutcome
-from kvplane_services.lease.ports import LeaseRenewal
-
-_MAX_HOLDER_BYTES = 256
+from kvplane_services.lease.ports import MAX_HOLDER_BYTES, MAX_RENEWALS, LeaseRenewal
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +33,11 @@ class ClaimDesk:
             InvalidRequest: The holder is missing or too long, or there are too many renewals.
 
         """
-        if not holder or len(holder.encode()) > _MAX_HOLDER_BYTES:
-            raise InvalidRequest(f"holder needs 1 to {_MAX_HOLDER_BYTES} bytes", field="holder")
-        if len(renewals) > self._config.max_renewals:
+        if not holder or len(holder.encode()) > MAX_HOLDER_BYTES:
+            raise InvalidRequest(f"holder needs 1 to {MAX_HOLDER_BYTES} bytes", field="holder")
+        if len(renewals) > MAX_RENEWALS:
             raise InvalidRequest(
-                f"{len(renewals)} renewals in one frame: send at most {self._config.max_renewals}",
+                f"{len(renewals)} renewals in one frame: send at most {MAX_RENEWALS}",
                 field="renewals",
             )
         return [self._claim_one(holder, renewal, now) for renewal in renewals]

@@ -40,8 +40,6 @@ class LeaseConfig:
     max_ended: int = 16_384
     # Claims that one lease can carry at once.
     max_claims: int = 256
-    # Renewals in one frame.
-    max_renewals: int = 1024
 
     def __post_init__(self) -> None:
         if self.ttl <= 0:
@@ -58,7 +56,7 @@ class LeaseConfig:
             raise ValueError("fixed leases need 0 < min_fixed_ttl <= max_fixed_ttl")
         if self.idle_keep < 0 or not 0 <= self.retention_budget <= 1:
             raise ValueError("idle_keep must not be negative, retention_budget within 0 to 1")
-        if self.remember_ended < 0 or min(self.max_ended, self.max_claims, self.max_renewals) < 1:
+        if self.remember_ended < 0 or min(self.max_ended, self.max_claims) < 1:
             raise ValueError("remember_ended must not be negative, and limits at least 1")
 
     def clamp_claim(self, ttl: float) -> float:

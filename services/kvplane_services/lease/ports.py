@@ -8,6 +8,10 @@ from kvplane_services.engine.model import Engine
 from kvplane_services.lease.model import RenewalOutcome
 from kvplane_services.store.ports import Feed
 
+# The contract's bounds of one frame of renewals; see lease.proto.
+MAX_HOLDER_BYTES = 256
+MAX_RENEWALS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseRenewal:
@@ -25,7 +29,13 @@ class LeaseControl(Protocol):
     async def renew(
         self, holder: str, renewals: Sequence[LeaseRenewal]
     ) -> Sequence[RenewalOutcome]:
-        """Claims leases for a holder; one outcome per renewal, in order. Raises Unavailable."""
+        """Claims leases for a holder; one outcome per renewal, in order.
+
+        Raises:
+            InvalidRequest: The holder or the number of renewals is out of bounds.
+            Unavailable: The manager cannot be reached.
+
+        """
         ...
 
     async def release(self, lease: str, fencing_token: int) -> None:

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from kvplane_services.clock import Clock
 from kvplane_services.errors import KvplaneError
 from kvplane_services.lease.model import RenewalOutcome
-from kvplane_services.lease.ports import LeaseControl, LeaseRenewal
+from kvplane_services.lease.ports import MAX_RENEWALS, LeaseControl, LeaseRenewal
 
 _log = logging.getLogger(__name__)
-
-# The largest frame that the lease manager takes.
-_MAX_BATCH = 1024
 
 
 @dataclass(slots=True)
@@ -116,8 +113,8 @@ class LeaseClaims:
         }
         leases = list(renewals)
         return [
-            {lease: renewals[lease] for lease in leases[start : start + _MAX_BATCH]}
-            for start in range(0, len(leases), _MAX_BATCH)
+            {lease: renewals[lease] for lease in leases[start : start + MAX_RENEWALS]}
+            for start in range(0, len(leases), MAX_RENEWALS)
         ]
 
     async def _send(self, batch: Mapping[str, LeaseRenewal]) -> None:

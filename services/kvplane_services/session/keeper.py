@@ -4,11 +4,9 @@ import hashlib
 
 from kvplane_services.clock import Clock
 from kvplane_services.lease.model import RenewalOutcome
-from kvplane_services.lease.ports import LeaseControl, LeaseRenewal
+from kvplane_services.lease.ports import MAX_HOLDER_BYTES, LeaseControl, LeaseRenewal
 from kvplane_services.session.book import Entry
 from kvplane_services.session.config import SessionConfig
-
-_MAX_HOLDER_BYTES = 256
 
 
 class Keeper:
@@ -62,6 +60,6 @@ class Keeper:
 
 def holder_of(session: str) -> str:
     """The holder in whose name a session's lease is claimed: its name, shortened if too long."""
-    if len(session.encode()) <= _MAX_HOLDER_BYTES:
+    if len(session.encode()) <= MAX_HOLDER_BYTES:
         return session
     return "sessions/~" + hashlib.blake2b(session.encode(), digest_size=16).hexdigest()

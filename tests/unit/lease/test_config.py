@@ -30,7 +30,6 @@ def test_renewals_are_three_to_a_ttl() -> None:
         {"remember_ended": -1.0},
         {"max_ended": 0},
         {"max_claims": 0},
-        {"max_renewals": 0},
     ],
 )
 def test_values_that_do_not_fit_together(values: dict[str, Any]) -> None:
