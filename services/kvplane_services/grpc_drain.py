@@ -8,17 +8,11 @@ a watch ends after the event in hand. Clients see the stream close with OK, and 
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, cast
 
-import grpc.aio
+import grpc
 
-if TYPE_CHECKING:
-    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
-    Interceptor: TypeAlias = grpc.aio.ServerInterceptor[Any, Any]
-else:
-    # The classes take parameters only in the type stubs.
-    Interceptor = grpc.aio.ServerInterceptor
-    Handler = grpc.RpcMethodHandler
+from kvplane_services.grpc_handlers import Handler, Interceptor, behaviour_of, with_behaviour
 
 
 class DrainInterceptor(Interceptor):
@@ -34,24 +28,11 @@ class DrainInterceptor(Interceptor):
     ) -> Handler:
         """See `grpc.aio.ServerInterceptor`."""
         handler: Any = await continuation(handler_call_details)
-        if handler is None or not handler.response_streaming:
+        if handler is None or not inspect.isasyncgenfunction(behaviour_of(handler)):
+            # No stream, or one that writes for itself, as gRPC's own do: those end with the grace.
             return cast("Handler", handler)
-        behaviour = handler.stream_stream or handler.unary_stream
-        if not inspect.isasyncgenfunction(behaviour):
-            # It writes for itself, as gRPC's own services do: those end with the grace.
-            return cast("Handler", handler)
-        if handler.request_streaming:
-            make: Any = grpc.stream_stream_rpc_method_handler
-            behaviour = self._until_stopped_in(behaviour)
-        else:
-            make = grpc.unary_stream_rpc_method_handler
-            behaviour = self._until_stopped_out(behaviour)
-        wrapped: Handler = make(
-            behaviour,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
-        return wrapped
+        wrap = self._until_stopped_in if handler.request_streaming else self._until_stopped_out
+        return with_behaviour(handler, wrap(behaviour_of(handler)))
 
     def _until_stopped_in(self, behaviour: Any) -> Any:
         async def call(requests: Any, context: Any) -> AsyncIterator[Any]:

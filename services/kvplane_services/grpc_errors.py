@@ -8,7 +8,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, cast
 
 import grpc.aio
 from google.protobuf import any_pb2
@@ -17,17 +17,10 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from kvplane_services import errors
+from kvplane_services.grpc_handlers import Handler, Interceptor, behaviour_of, with_behaviour
 from kvplane_services.spans import duration
 
 DOMAIN = "kvplane"
-
-if TYPE_CHECKING:
-    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
-    Interceptor: TypeAlias = grpc.aio.ServerInterceptor[Any, Any]
-else:
-    # The classes take parameters only in the type stubs.
-    Interceptor = grpc.aio.ServerInterceptor
-    Handler = grpc.RpcMethodHandler
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,30 +71,10 @@ class ErrorInterceptor(Interceptor):
         if handler is None:
             # No such method: gRPC itself answers UNIMPLEMENTED.
             return cast("Handler", None)
-        method = handler_call_details.method
-        if handler.response_streaming:
-            behaviour = handler.stream_stream or handler.unary_stream
-            # gRPC also takes coroutines that write for themselves; its own services are such.
-            wrap = _streaming if inspect.isasyncgenfunction(behaviour) else _unary
-            behaviour = wrap(behaviour, method)
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
-        else:
-            behaviour = _unary(handler.stream_unary or handler.unary_unary, method)
-            make = (
-                grpc.stream_unary_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_unary_rpc_method_handler
-            )
-        wrapped: Handler = make(
-            behaviour,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
-        return wrapped
+        behaviour = behaviour_of(handler)
+        # Coroutines may write a stream for themselves, as gRPC's own services do.
+        wrap = _streaming if inspect.isasyncgenfunction(behaviour) else _unary
+        return with_behaviour(handler, wrap(behaviour, handler_call_details.method))
 
 
 def _unary(behaviour: Any, method: str) -> Any:
