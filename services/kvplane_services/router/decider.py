@@ -24,10 +24,10 @@ from kvplane_services.router.model import (
     Subject,
 )
 from kvplane_services.router.recognition import Recognised, recognise
-from kvplane_services.router.remembered import Remembered
 from kvplane_services.router.strategy import Choice, Situation, choose
 from kvplane_services.router.view import RouterView
 from kvplane_services.session.model import SessionKey
+from kvplane_services.store.requests import RequestMemory
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class Decider:
         self._clock = clock
         self._new_id = new_id
         self._expected = ExpectedRetentions(span=config.retention_expected, memory=config.memory)
-        self._answers: Remembered[str, asyncio.Future[Decision]] = Remembered(config.answers)
+        # Futures, so that a retry which overtakes the first call waits for its answer.
+        self._answers: RequestMemory[asyncio.Future[Decision]] = RequestMemory(limit=config.answers)
 
     async def decide(
         self,
@@ -91,10 +92,11 @@ class Decider:
         validate(subject)
         if not request_id:
             return await self._decide(subject, forced, excluded)
-        answer = self._answers.get(request_id)
+        asked, now = (subject, forced, excluded), self._clock.now()
+        answer = self._answers.find(request_id, asked, now)
         if answer is None:
             answer = asyncio.get_running_loop().create_future()
-            self._answers.put(request_id, answer)
+            self._answers.remember(request_id, asked, answer, now)
             try:
                 answer.set_result(await self._decide(subject, forced, excluded))
             except BaseException:

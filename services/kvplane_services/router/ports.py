@@ -22,11 +22,11 @@ class Router(Protocol):
         Args:
             subject: The turn.
             forced: A strategy to use whatever the router thinks of it.
-            request_id: Makes a retry return the first answer.
+            request_id: UUID that makes a retry return the first answer; empty for none.
             excluded: Full names of engines to leave out.
 
         Raises:
-            InvalidRequest: The subject is malformed.
+            InvalidRequest: The subject or the request id is malformed, or the id was another's.
             NotFound: No engine ever served the model.
             Unavailable: No engine can take the turn now, or it is too early to tell.
             Saturated: All engines are full.

@@ -56,6 +56,10 @@ class RequestMemory(Generic[A]):
             self._answers[request_id] = (now + self._keep, request, answer)
             self._forget(now)
 
+    def forget(self, request_id: str) -> None:
+        """Makes the next call with this id a new one."""
+        self._answers.pop(request_id, None)
+
     def _forget(self, now: float) -> None:
         while self._answers:
             until, _, _ = next(iter(self._answers.values()))

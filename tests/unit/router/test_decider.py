@@ -1,5 +1,6 @@
 import asyncio
 import json
+import uuid
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,8 @@ from tests.unit.router.fleet import (
     prefill,
     subject,
 )
+
+R1, R2 = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
 
 
 def params_of(leg: bytes) -> dict[str, object]:
@@ -191,6 +194,16 @@ async def test_forced_strategies() -> None:
     assert again.lease == ""
 
 
+async def test_request_id_is_good_for_one_turn() -> None:
+    """An id that comes back with another turn, or is no UUID, is refused."""
+    fleet = Fleet(prefill(), decode())
+    await fleet.router.decide(subject(), request_id=R1)
+    with pytest.raises(InvalidRequest, match="another request"):
+        await fleet.router.decide(subject("other"), request_id=R1)
+    with pytest.raises(InvalidRequest, match="UUID"):
+        await fleet.router.decide(subject(), request_id="r1")
+
+
 async def test_missing_engines_are_late_at_first() -> None:
     """A router that has just started answers Unavailable where an engine may yet register."""
     fleet = Fleet()
@@ -262,20 +275,20 @@ async def test_end_of_turn_drops_the_claim() -> None:
 async def test_repeated_request_gets_the_first_answer() -> None:
     """A request id makes a retry return the first decision and count once."""
     fleet = Fleet(prefill(), decode())
-    first = await fleet.router.decide(subject(), request_id="r1")
-    again = await fleet.router.decide(subject(), request_id="r1")
+    first = await fleet.router.decide(subject(), request_id=R1)
+    again = await fleet.router.decide(subject(), request_id=R1)
     assert again == first
     assert len(fleet.in_flight) == 1
-    assert (await fleet.router.decide(subject(), request_id="r2")) != first
+    assert (await fleet.router.decide(subject(), request_id=R2)) != first
 
 
 async def test_failed_request_id_is_decided_anew() -> None:
     """A request that failed is not remembered."""
     fleet = Fleet(prefill())
     with pytest.raises(Unavailable):
-        await fleet.router.decide(subject(), request_id="r1")
+        await fleet.router.decide(subject(), request_id=R1)
     fleet.put(decode())
-    assert (await fleet.router.decide(subject(), request_id="r1")).decode.engine == "engines/d"
+    assert (await fleet.router.decide(subject(), request_id=R1)).decode.engine == "engines/d"
 
 
 async def test_unreported_turn_is_dropped_after_its_ttl() -> None:

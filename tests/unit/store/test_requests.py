@@ -63,3 +63,14 @@ def test_the_number_of_answers_is_bounded() -> None:
         memory.remember(request_id, "asked", request_id, now=0.0)
 
     assert [None, ids[1], ids[2]] == [memory.find(each, "asked", now=0.0) for each in ids]
+
+
+def test_a_forgotten_answer_is_asked_for_anew() -> None:
+    """A call that came to nothing can be made again under its id."""
+    memory: RequestMemory[str] = RequestMemory()
+    request_id = new_id()
+    memory.remember(request_id, "asked", "first", now=0.0)
+
+    memory.forget(request_id)
+
+    assert memory.find(request_id, "asked otherwise", now=0.0) is None
