@@ -22,7 +22,7 @@ from kvplane_services.spans import duration
 
 DOMAIN = "kvplane"
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # The first entry whose class the error is an instance of counts.
 _CODES: tuple[tuple[type[errors.KvplaneError], int], ...] = (
@@ -107,7 +107,7 @@ async def _abort(
         status = status_of(error)
     else:
         error_id = secrets.token_hex(8)
-        _LOG.error("%s failed, error id %s", method, error_id, exc_info=error)
+        _log.error("%s failed, error id %s", method, error_id, exc_info=error)
         status = status_of(errors.KvplaneError(f"internal error {error_id}", error_id=error_id))
     rich = rpc_status.to_status(status)
     await context.abort(rich.code, rich.details, rich.trailing_metadata)

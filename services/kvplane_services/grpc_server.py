@@ -18,7 +18,7 @@ from kvplane_services.grpc_errors import ErrorInterceptor
 
 S = TypeVar("S")
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from kvplane_services.store.paging import Page, PageRequest
 from kvplane_services.store.ports import Event, Feed, Sequence, Table
 from kvplane_services.store.requests import RequestMemory
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class HeartbeatOutcome(enum.Enum):
@@ -257,7 +257,7 @@ class EngineDirectory:
             try:
                 await self.sweep()
             except Unavailable as error:
-                _LOG.warning("changes of engines wait for the store: %s", error.message)
+                _log.warning("changes of engines wait for the store: %s", error.message)
 
     async def _set_state(self, engine_id: str, state: EngineState) -> Engine:
         engine = self._engines.get(engine_id)

@@ -52,7 +52,7 @@ from kvplane_services.store.ports import (
     Upserted,
 )
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,14 +276,14 @@ class LeaseManager:
             try:
                 await self.sweep()
             except Unavailable as error:
-                _LOG.warning("changes of leases wait for the store: %s", error.message)
+                _log.warning("changes of leases wait for the store: %s", error.message)
 
     async def _follow_engines(self) -> None:
         async for event in self._engines.feed()():
             try:
                 await self._observe_event(event)
             except Unavailable as error:
-                _LOG.warning("changes of leases wait for the store: %s", error.message)
+                _log.warning("changes of leases wait for the store: %s", error.message)
 
     async def _observe_event(self, event: Event[Engine]) -> None:
         match event:

@@ -15,7 +15,7 @@ from kvplane_services.lease.policy import Holding, leases_to_keep
 from kvplane_services.lease.reports import Directive, EngineReport, ReportAnswer, RetentionReport
 from kvplane_services.lease.tokens import TokenIssuer
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Reconciler:
@@ -40,7 +40,7 @@ class Reconciler:
             try:
                 check_report(retention, field=f"retentions[{index}]")
             except InvalidRequest as error:
-                _LOG.warning("%s: no lease on a retention: %s", engine.name, error.message)
+                _log.warning("%s: no lease on a retention: %s", engine.name, error.message)
                 refused.append(_refusal(retention))
                 continue
             record = self._ledger.retention(engine.engine_id, retention.retention_id)

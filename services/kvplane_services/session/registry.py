@@ -42,7 +42,7 @@ from kvplane_services.store.paging import Page, PageRequest
 from kvplane_services.store.ports import Event, Feed, Removed, Reset, Synced, Table, Upserted
 from kvplane_services.store.requests import RequestMemory
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class SessionRegistry:
@@ -290,7 +290,7 @@ class SessionRegistry:
         try:
             await self._journal.flush()
         except Unavailable as error:
-            _LOG.warning("changes of sessions wait for the store: %s", error.message)
+            _log.warning("changes of sessions wait for the store: %s", error.message)
 
     # -- Leases ------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class SessionRegistry:
                 await self._release(entry)
             except KvplaneError as error:
                 # The lease lapses by itself soon: nobody claims it.
-                _LOG.warning("%s was not released: %s", lease.name, error.message)
+                _log.warning("%s was not released: %s", lease.name, error.message)
             self._finish(entry)
         elif new:
             await self._try_claim(entry)
@@ -383,7 +383,7 @@ class SessionRegistry:
             await self._keeper.claim(entry)
         except KvplaneError as error:
             # Claimed again at the next interval, well within the lease's TTL.
-            _LOG.warning("%s was not claimed: %s", entry.session.lease, error.message)
+            _log.warning("%s was not claimed: %s", entry.session.lease, error.message)
 
     def _entry(self, key: SessionKey) -> Entry:
         entry = self._book.find(key)

@@ -10,7 +10,7 @@ from kvplane_services.store.ports import Event, Reset, Table
 
 T = TypeVar("T")
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class TableFeed(Generic[T]):
@@ -27,8 +27,8 @@ class TableFeed(Generic[T]):
                 async for event in self._table.watch():
                     yield event
             except WatchTooOld as error:
-                _LOG.warning("a feed starts over: %s", error.message)
+                _log.warning("a feed starts over: %s", error.message)
             except (Saturated, Unavailable) as error:
-                _LOG.warning("a feed starts over: %s", error.message)
+                _log.warning("a feed starts over: %s", error.message)
                 await self._clock.sleep(error.retry_after)
             yield Reset()
