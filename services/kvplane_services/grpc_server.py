@@ -1,7 +1,6 @@
 """A gRPC server with what operators and probes expect: health, reflection, rich errors."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,8 +16,6 @@ from kvplane_services.grpc_drain import DrainInterceptor
 from kvplane_services.grpc_errors import ErrorInterceptor
 
 S = TypeVar("S")
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
