@@ -34,8 +34,8 @@ from kvplane_services.settings_sections import (
     RegistrationSection,
     RouterSection,
     SessionsSection,
-    SimSection,
 )
+from kvplane_services.settings_sim import SimSection
 
 _PREFIX = "KVPLANE_"
 _DELIMITER = "__"

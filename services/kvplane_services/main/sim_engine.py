@@ -6,7 +6,7 @@ from kvplane_services.clock import Clock
 from kvplane_services.engine.model import Role
 from kvplane_services.main.process import background, say, until_stopped
 from kvplane_services.settings import SimEngineSettings
-from kvplane_services.settings_sections import SimSection
+from kvplane_services.settings_sim import SimSection
 from kvplane_services.sim.config import (
     ConnectorRules,
     EngineShape,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kvplane_services.engine.model import Role
 from kvplane_services.main.sim_engine import config_of
-from kvplane_services.settings_sections import SimSection
+from kvplane_services.settings_sim import SimSection
 from kvplane_services.sim.config import ConnectorRules, SimEngineConfig
 
 
