@@ -1,6 +1,7 @@
 """The book of sessions: every one that is remembered, and which is forgotten first."""
 
 import datetime as dt
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -8,11 +9,14 @@ from dataclasses import dataclass, replace
 
 from kvplane_services.clock import Clock
 from kvplane_services.deadlines import Deadlines
+from kvplane_services.errors import Unavailable
 from kvplane_services.lease.model import Lease
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.history import etag_of
 from kvplane_services.session.model import Session, SessionKey
 from kvplane_services.store.journal import Journal
+
+_log = logging.getLogger(__name__)
 
 # Deleted keys remembered, so that a lease on its way out does not bring its session back.
 _MAX_DELETED = 4096
@@ -126,6 +130,17 @@ class SessionBook:
             etag=etag_of(entry.session),
             expire_time=self._clock.wall() + dt.timedelta(seconds=left),
         )
+
+    async def flush(self) -> None:
+        """Publishes every change so far. Raises Unavailable; the rest is published later."""
+        await self._journal.flush()
+
+    async def flush_or_wait(self) -> None:
+        """Publishes every change so far, or says that the store is away."""
+        try:
+            await self.flush()
+        except Unavailable as error:
+            _log.warning("changes of sessions wait for the store: %s", error.message)
 
     def _use(self, entry: Entry) -> None:
         self._deadlines.set(entry.session.name, self._clock.now() + entry.ttl)

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import replace
 
 from kvplane_services.lease.model import Lease, LeaseState
-from kvplane_services.session.model import Session, SessionState, Turn
+from kvplane_services.session.model import Session, SessionHints, SessionState, Turn
 
 
 def with_turn(session: Session, lease: Lease, *, max_turns: int) -> Session:
@@ -55,6 +55,11 @@ def without_lease(session: Session) -> Session:
     ended = session.state is SessionState.ENDED
     state = SessionState.ENDED if ended else SessionState.IDLE
     return replace(session, state=state, lease="", engine="")
+
+
+def ended(session: Session) -> Session:
+    """The session as ended: without a lease, and without hints for another turn."""
+    return without_lease(replace(session, state=SessionState.ENDED, hints=SessionHints()))
 
 
 def etag_of(session: Session) -> str:

@@ -1,16 +1,20 @@
-"""Claims the leases of sessions whose client asked to be kept."""
+"""Claims the leases of sessions whose client asked to be kept, and releases those not needed."""
 
 import hashlib
+import logging
 
 from kvplane_services.clock import Clock
+from kvplane_services.errors import KvplaneError
 from kvplane_services.lease.model import RenewalOutcome
 from kvplane_services.lease.ports import MAX_HOLDER_BYTES, LeaseControl, LeaseRenewal
 from kvplane_services.session.book import Entry
 from kvplane_services.session.config import SessionConfig
 
+_log = logging.getLogger(__name__)
+
 
 class Keeper:
-    """Remembers until when each session is to be kept, and claims on its behalf."""
+    """Remembers until when each session is to be kept, and claims and releases on its behalf."""
 
     def __init__(self, *, control: LeaseControl, clock: Clock, config: SessionConfig) -> None:
         self._control = control
@@ -50,12 +54,26 @@ class Keeper:
         (outcome,) = await self._control.renew(holder_of(entry.session.name), [renewal])
         return outcome
 
+    async def try_claim(self, entry: Entry) -> None:
+        """Claims as `claim` does; a claim that fails is logged."""
+        try:
+            await self.claim(entry)
+        except KvplaneError as error:
+            # Claimed again at the next interval, well within the lease's TTL.
+            _log.warning("%s was not claimed: %s", entry.session.lease, error.message)
+
     async def drop(self, entry: Entry) -> None:
         """Keeps a session no more, and gives its claim up. Raises Unavailable."""
         if self._until.pop(entry.session.name, None) is None or not entry.session.lease:
             return
         renewal = LeaseRenewal(entry.session.lease, entry.token, drop=True)
         await self._control.renew(holder_of(entry.session.name), [renewal])
+
+    async def release(self, entry: Entry) -> None:
+        """Keeps a session no more, and releases its lease. Raises LeaseFenced, Unavailable."""
+        await self.drop(entry)
+        if entry.session.lease:
+            await self._control.release(entry.session.lease, entry.token)
 
 
 def holder_of(session: str) -> str:

@@ -8,41 +8,24 @@ tell what it has seen.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from kvplane_services.clock import Clock
-from kvplane_services.errors import (
-    AlreadyExists,
-    Conflict,
-    InvalidRequest,
-    KvplaneError,
-    NotFound,
-    Saturated,
-    Unavailable,
-)
-from kvplane_services.lease.model import Lease, LeaseState, RenewalOutcome
+from kvplane_services.errors import AlreadyExists, Conflict, InvalidRequest, NotFound, Saturated
+from kvplane_services.lease.model import Lease, RenewalOutcome
 from kvplane_services.lease.ports import LeaseControl
 from kvplane_services.session.book import Entry, SessionBook
 from kvplane_services.session.config import SessionConfig
-from kvplane_services.session.history import (
-    etag_of,
-    knows_turn,
-    retained,
-    with_end,
-    with_turn,
-    without_lease,
-)
+from kvplane_services.session.follower import LeaseFollower
+from kvplane_services.session.history import ended, etag_of
 from kvplane_services.session.keeper import Keeper
-from kvplane_services.session.model import Session, SessionHints, SessionKey, SessionState
+from kvplane_services.session.model import Session, SessionHints, SessionKey
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.journal import Journal
 from kvplane_services.store.paging import Page, PageRequest
-from kvplane_services.store.ports import Event, Feed, Removed, Reset, Synced, Table, Upserted
+from kvplane_services.store.ports import Event, Feed, Table
 from kvplane_services.store.requests import RequestMemory
-
-_log = logging.getLogger(__name__)
 
 
 class SessionRegistry:
@@ -67,13 +50,13 @@ class SessionRegistry:
         config: SessionConfig | None = None,
     ) -> None:
         self._table = table
-        self._leases = leases
-        self._control = control
         self._clock = clock
         self._config = config or SessionConfig()
-        self._journal = Journal(table=table)
-        self._book = SessionBook(journal=self._journal, clock=clock, config=self._config)
+        self._book = SessionBook(journal=Journal(table=table), clock=clock, config=self._config)
         self._keeper = Keeper(control=control, clock=clock, config=self._config)
+        self._follower = LeaseFollower(
+            leases=leases, book=self._book, keeper=self._keeper, config=self._config
+        )
         self._requests: RequestMemory[tuple[Session, float]] = RequestMemory()
 
     # -- Callers -----------------------------------------------------------------------------
@@ -115,7 +98,7 @@ class SessionRegistry:
             self._set_hints(entry, keep_for=hints.keep_for, final_turn=hints.final_turn)
         answer = (self._book.view(entry), granted)
         self._requests.remember(request_id, asked, answer, self._clock.now())
-        await self._journal.flush()
+        await self._book.flush()
         return answer
 
     def get(self, key: SessionKey) -> Session:
@@ -169,7 +152,7 @@ class SessionRegistry:
             await self._keeper.drop(entry)
         elif keep_for is not None:
             await self._keeper.claim(entry)
-        await self._journal.flush()
+        await self._book.flush()
         return self._book.view(entry)
 
     async def delete(self, key: SessionKey, *, etag: str = "") -> None:
@@ -184,9 +167,9 @@ class SessionRegistry:
         if entry is None:
             return
         _check_etag(entry, etag)
-        await self._release(entry)
+        await self._keeper.release(entry)
         self._book.remove(key, deleted=True)
-        await self._journal.flush()
+        await self._book.flush()
 
     async def touch(self, key: SessionKey, keep_for: float = 0.0) -> tuple[Session, float]:
         """Keeps a session's lease claimed for a while, and the leases that follow it.
@@ -206,7 +189,7 @@ class SessionRegistry:
         granted = self._config.clamp_keep(keep_for)
         self._set_hints(entry, keep_for=granted)
         outcome = await self._keeper.claim(entry)
-        await self._journal.flush()
+        await self._book.flush()
         kept = granted if outcome is RenewalOutcome.RENEWED else 0.0
         return self._book.view(entry), kept
 
@@ -219,9 +202,9 @@ class SessionRegistry:
 
         """
         entry = self._entry(key)
-        await self._release(entry)
-        self._finish(entry)
-        await self._journal.flush()
+        await self._keeper.release(entry)
+        self._book.write(entry, ended(entry.session), used=True)
+        await self._book.flush()
         return self._book.view(entry)
 
     def feed(self) -> Feed[Session]:
@@ -237,119 +220,29 @@ class SessionRegistry:
     async def run(self) -> None:
         """Follows leases, claims what is kept, and forgets what is idle, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_leases())
+            tasks.create_task(self._follower.run())
             tasks.create_task(self._claim_forever())
             tasks.create_task(self._sweep_forever())
 
-    async def claim_kept(self) -> None:
+    async def _claim_kept(self) -> None:
         """Claims the leases of all sessions that are kept, and ends wishes that are over."""
         for entry in self._keeper.expired():
             hints = replace(entry.session.hints, keep_for=0.0)
             self._book.write(entry, replace(entry.session, hints=hints))
         for entry in self._keeper.kept():
-            await self._try_claim(entry)
+            await self._keeper.try_claim(entry)
 
     async def _claim_forever(self) -> None:
         while True:
             await self._clock.sleep(self._config.claim_interval)
-            await self.claim_kept()
-            await self._flush_or_wait()
+            await self._claim_kept()
+            await self._book.flush_or_wait()
 
     async def _sweep_forever(self) -> None:
         while True:
             await self._clock.sleep(self._config.sweep_interval)
             self._book.sweep()
-            await self._flush_or_wait()
-
-    async def _follow_leases(self) -> None:
-        # The full state comes by name. It is applied by grant, oldest first, so that turns are
-        # in order.
-        collected: dict[str, Lease] | None = {}
-        first = True
-        async for event in self._leases():
-            match event:
-                case Reset():
-                    collected = {}
-                case Upserted(key=key, value=lease):
-                    if collected is not None:
-                        collected[key] = lease
-                    else:
-                        await self._apply(lease)
-                case Removed(key=key):
-                    if collected is not None:
-                        collected.pop(key, None)
-                    else:
-                        self._lose(f"leases/{key}")
-                case Synced():
-                    if collected is not None:
-                        await self._apply_all(collected, first=first)
-                        collected, first = None, False
-            await self._flush_or_wait()
-
-    async def _flush_or_wait(self) -> None:
-        try:
-            await self._journal.flush()
-        except Unavailable as error:
-            _log.warning("changes of sessions wait for the store: %s", error.message)
-
-    # -- Leases ------------------------------------------------------------------------------
-
-    async def _apply_all(self, leases: dict[str, Lease], *, first: bool) -> None:
-        for lease in sorted(leases.values(), key=lambda lease: lease.fencing_token):
-            await self._apply(lease, history=first)
-        live = {lease.name for lease in leases.values() if lease.state is LeaseState.ACTIVE}
-        for name in self._book.leases() - live:
-            self._lose(name)
-
-    async def _apply(self, lease: Lease, *, history: bool = False) -> None:
-        """Takes a lease's state in; `history` tells of turns that ended before this plane."""
-        entry = self._book.find(lease.session_key)
-        if entry is None:
-            live = lease.state is LeaseState.ACTIVE
-            if not (live or history) or self._book.is_deleted(lease):
-                return
-            self._book.make_room()
-            entry = self._book.add(lease.session_key, ttl=self._config.ttl)
-        if lease.state is not LeaseState.ACTIVE:
-            self._take_end(entry, lease, history=history)
-            return
-        await self._take_live(entry, lease)
-
-    def _take_end(self, entry: Entry, lease: Lease, *, history: bool) -> None:
-        if history and lease.state is LeaseState.ENDED:
-            session = with_turn(entry.session, lease, max_turns=self._config.max_turns)
-        else:
-            session = with_end(entry.session, lease)
-        if session.lease == lease.name:
-            session = without_lease(session)
-        self._book.write(entry, session)
-
-    async def _take_live(self, entry: Entry, lease: Lease) -> None:
-        new = not knows_turn(entry.session, lease)
-        session = with_turn(entry.session, lease, max_turns=self._config.max_turns)
-        if lease.fencing_token < entry.token:
-            self._book.write(entry, session)
-            return
-        entry.token = lease.fencing_token
-        if not new and session.state is SessionState.ENDED:
-            # Its release is under way; the lease's end is still to be told.
-            self._book.write(entry, session)
-            return
-        self._book.write(entry, retained(session, lease), used=new)
-        if new and session.hints.final_turn:
-            try:
-                await self._release(entry)
-            except KvplaneError as error:
-                # The lease lapses by itself soon: nobody claims it.
-                _log.warning("%s was not released: %s", lease.name, error.message)
-            self._finish(entry)
-        elif new:
-            await self._try_claim(entry)
-
-    def _lose(self, lease: str) -> None:
-        entry = self._book.holder_of(lease)
-        if entry is not None:
-            self._book.write(entry, without_lease(entry.session))
+            await self._book.flush_or_wait()
 
     # -- Hints -------------------------------------------------------------------------------
 
@@ -368,22 +261,6 @@ class SessionRegistry:
             if final_turn:
                 hints = replace(hints, keep_for=0.0)
         self._book.write(entry, replace(entry.session, hints=hints), used=True)
-
-    def _finish(self, entry: Entry) -> None:
-        session = without_lease(replace(entry.session, state=SessionState.ENDED))
-        self._book.write(entry, replace(session, hints=SessionHints()), used=True)
-
-    async def _release(self, entry: Entry) -> None:
-        await self._keeper.drop(entry)
-        if entry.session.lease:
-            await self._control.release(entry.session.lease, entry.token)
-
-    async def _try_claim(self, entry: Entry) -> None:
-        try:
-            await self._keeper.claim(entry)
-        except KvplaneError as error:
-            # Claimed again at the next interval, well within the lease's TTL.
-            _log.warning("%s was not claimed: %s", entry.session.lease, error.message)
 
     def _entry(self, key: SessionKey) -> Entry:
         entry = self._book.find(key)
