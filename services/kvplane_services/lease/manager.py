@@ -19,14 +19,13 @@ Not promised:
 
 import asyncio
 import datetime as dt
-import logging
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, replace
 
 from kvplane_services.clock import Clock
-from kvplane_services.engine.model import ConnectorKind, Engine, EngineState
-from kvplane_services.errors import InvalidRequest, LeaseFenced, NotFound, Unavailable
+from kvplane_services.engine.model import ConnectorKind, Engine
+from kvplane_services.errors import InvalidRequest, LeaseFenced, NotFound
 from kvplane_services.lease.claim_desk import ClaimDesk, ClaimResult
 from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.fixed_grants import FixedGrants
@@ -34,25 +33,15 @@ from kvplane_services.lease.grants import check_retention_id, lease_id_of
 from kvplane_services.lease.ledger import Ledger, Record
 from kvplane_services.lease.model import EndReason, Lease, RenewalOutcome
 from kvplane_services.lease.ports import Engines, LeaseRenewal
+from kvplane_services.lease.publication import Publication
 from kvplane_services.lease.reconciler import Reconciler
 from kvplane_services.lease.reports import EngineReport, ReportAnswer
 from kvplane_services.lease.tokens import TokenIssuer
+from kvplane_services.lease.upkeep import Upkeep
 from kvplane_services.session.model import SessionKey
 from kvplane_services.store.feeds import TableFeed
-from kvplane_services.store.journal import Journal
 from kvplane_services.store.paging import Page, PageRequest
-from kvplane_services.store.ports import (
-    Event,
-    Feed,
-    Removed,
-    Reset,
-    Sequence,
-    Synced,
-    Table,
-    Upserted,
-)
-
-_log = logging.getLogger(__name__)
+from kvplane_services.store.ports import Event, Feed, Sequence, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +77,12 @@ class LeaseManager:
         self._engines = engines
         self._clock = clock
         self._config = config or LeaseConfig()
-        self._journal = Journal(table=table)
         self._ledger = Ledger(
             grace=self._config.grace,
             remember_ended=self._config.remember_ended,
             max_ended=self._config.max_ended,
         )
+        self._publication = Publication(ledger=self._ledger, table=table)
         self._issuer = TokenIssuer(tokens=tokens)
         self._reconciler = Reconciler(
             ledger=self._ledger, issuer=self._issuer, clock=clock, config=self._config
@@ -102,6 +91,14 @@ class LeaseManager:
         self._fixed = FixedGrants(
             ledger=self._ledger,
             issuer=self._issuer,
+            engines=engines,
+            clock=clock,
+            config=self._config,
+        )
+        self._upkeep = Upkeep(
+            ledger=self._ledger,
+            reconciler=self._reconciler,
+            publication=self._publication,
             engines=engines,
             clock=clock,
             config=self._config,
@@ -139,27 +136,18 @@ class LeaseManager:
                 # It was replaced while its report waited; its next heartbeat says so.
                 return ReportAnswer()
             answer = await self._reconciler.take(engine, report)
-        await self._publish()
+        await self._publication.publish()
         return answer
 
     async def observe(self, engine: Engine) -> None:
-        """Ends leases that an engine's registration shows to be over. Raises Unavailable."""
-        now = self._clock.now()
-        if engine.state is EngineState.LOST:
-            for record in self._ledger.on_engine(engine.engine_id):
-                if record.lease.engine_epoch <= engine.epoch:
-                    self._ledger.end(record, EndReason.ENGINE_LOST, now)
-        else:
-            self._reconciler.fence_older(engine)
-        await self._publish()
+        """See `Upkeep.observe`. Raises Unavailable."""
+        self._upkeep.observe(engine)
+        await self._publication.publish()
 
     async def observe_gone(self, engine_id: str) -> None:
-        """Ends the leases of an engine that is not registered any more. Raises Unavailable."""
-        if self._engines.find(engine_id) is None:
-            for record in self._ledger.on_engine(engine_id):
-                self._ledger.end(record, EndReason.ENGINE_LOST, self._clock.now())
-            self._reconciler.forget(engine_id)
-        await self._publish()
+        """See `Upkeep.observe_gone`. Raises Unavailable."""
+        self._upkeep.observe_gone(engine_id)
+        await self._publication.publish()
 
     # -- Holders -----------------------------------------------------------------------------
 
@@ -184,7 +172,7 @@ class LeaseManager:
                 lease=lease,
             )
         self._ledger.release(record, EndReason.RELEASED)
-        await self._publish()
+        await self._publication.publish()
 
     async def grant(self, lease: Lease, *, ttl: float, request_id: str = "") -> Grant:
         """Grants a lease on a retention of an engine that holds blocks for a fixed time.
@@ -204,7 +192,7 @@ class LeaseManager:
         """
         async with self._granting:
             record, granted = await self._fixed.grant(lease, ttl=ttl, request_id=request_id)
-        await self._publish()
+        await self._publication.publish()
         return Grant(self._view(record), granted)
 
     # -- Readers -----------------------------------------------------------------------------
@@ -257,45 +245,16 @@ class LeaseManager:
         """See `Table.watch`; the events are those of `feed`."""
         return self._table.watch(after=after)
 
-    # -- Loops -------------------------------------------------------------------------------
+    # -- Upkeep ------------------------------------------------------------------------------
 
     async def sweep(self) -> None:
-        """Ends leases past their deadline and forgets old ones. Raises Unavailable."""
-        self._ledger.sweep(self._clock.now())
-        await self._publish()
+        """See `Upkeep.sweep`. Raises Unavailable."""
+        self._upkeep.sweep()
+        await self._publication.publish()
 
     async def run(self) -> None:
-        """Sweeps, and follows the engines, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._sweep_forever())
-            tasks.create_task(self._follow_engines())
-
-    async def _sweep_forever(self) -> None:
-        while True:
-            await self._clock.sleep(self._config.sweep_interval)
-            try:
-                await self.sweep()
-            except Unavailable as error:
-                _log.warning("changes of leases wait for the store: %s", error.message)
-
-    async def _follow_engines(self) -> None:
-        async for event in self._engines.feed()():
-            try:
-                await self._observe_event(event)
-            except Unavailable as error:
-                _log.warning("changes of leases wait for the store: %s", error.message)
-
-    async def _observe_event(self, event: Event[Engine]) -> None:
-        match event:
-            case Upserted(value=engine):
-                await self.observe(engine)
-            case Removed(key=engine_id):
-                await self.observe_gone(engine_id)
-            case Synced():
-                for engine_id in self._ledger.engines():
-                    await self.observe_gone(engine_id)
-            case Reset():
-                pass
+        """See `Upkeep.run`."""
+        await self._upkeep.run()
 
     # -- Steps -------------------------------------------------------------------------------
 
@@ -312,14 +271,6 @@ class LeaseManager:
             ttl=record.ttl,
             expire_time=self._clock.wall() + left,
         )
-
-    async def _publish(self) -> None:
-        changed, forgotten = self._ledger.take_changes()
-        for lease in changed:
-            self._journal.put(lease.lease_id, lease)
-        for lease_id in forgotten:
-            self._journal.delete(lease_id)
-        await self._journal.flush()
 
 
 def _required_id(name: str) -> str:
