@@ -56,7 +56,7 @@ async def running_plane(*, log_dir: Path, clock: Clock) -> AsyncGenerator[Plane]
         clock=clock,
     )
     try:
-        await _until_answers(process, http_port, "/health", _PLANE_PATIENCE, clock)
+        await process.until_answers(http_port, "/health", patience=_PLANE_PATIENCE)
         yield Plane(f"http://127.0.0.1:{http_port}", grpc, http_port)
     finally:
         await process.stop()
@@ -136,7 +136,7 @@ async def sim_pair(
             stack.push_async_callback(process.stop)
             started[port] = process
         for port, process in started.items():
-            await _until_answers(process, port, "/health", _SIM_PATIENCE, clock)
+            await process.until_answers(port, "/health", patience=_SIM_PATIENCE)
             say(f"{process.name}: ready")
         yield f"http://127.0.0.1:{ports['prefill']}"
 
@@ -152,17 +152,3 @@ def _kvplane(
         log=log_dir / f"{name}.log",
         clock=clock,
     )
-
-
-async def _until_answers(
-    process: ManagedProcess, port: int, path: str, patience: float, clock: Clock
-) -> None:
-    deadline = clock.now() + patience
-    while not await answers(port, path):
-        if process.exit_code is not None:
-            raise StartError(f"{process.name} ended before it served:\n{process.tail()}")
-        if clock.now() > deadline:
-            raise StartError(
-                f"{process.name} did not serve within {patience:.0f} s:\n{process.tail()}"
-            )
-        await clock.sleep(_POLL)

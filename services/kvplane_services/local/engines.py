@@ -10,12 +10,11 @@ from typing import Any
 
 from kvplane_services.clock import Clock, SystemClock
 from kvplane_services.local import vllm_command
-from kvplane_services.local.processes import ManagedProcess, StartError, answers, free_ports
+from kvplane_services.local.processes import ManagedProcess, StartError, free_ports
 from kvplane_services.local.vllm_command import EngineOptions
 
 Progress = Callable[[str], None]
 
-_POLL = 0.2
 # What vLLM logs on its way, and what to call it; the last one that was logged is shown.
 _STAGES = (
     ("non-default args", "reading the model"),
@@ -133,7 +132,7 @@ async def running_engines(
                 clock=clock,
             )
             engines.append(LocalEngine(one, process))
-        await _all_ready(engines, startup_timeout, say, clock)
+        await _all_ready(engines, startup_timeout, say)
         yield tuple(engines)
     finally:
         await asyncio.gather(*(engine.process.stop() for engine in engines))
@@ -167,33 +166,29 @@ async def _all_ready(
     engines: Sequence[LocalEngine],
     patience: float,
     say: Progress,
-    clock: Clock,
 ) -> None:
     try:
         async with asyncio.TaskGroup() as tasks:
             for engine in engines:
-                tasks.create_task(_ready(engine, patience, say, clock))
+                tasks.create_task(_ready(engine, patience, say))
     except* StartError as group:
         # The wait for the others was cancelled; the first that failed is the one to name.
         raise StartError(str(group.exceptions[0])) from None
 
 
-async def _ready(engine: LocalEngine, patience: float, say: Progress, clock: Clock) -> None:
-    started = clock.now()
+async def _ready(engine: LocalEngine, patience: float, say: Progress) -> None:
     stage = ""
-    while True:
-        if (code := engine.process.exit_code) is not None:
-            raise StartError(_failure(engine, f"ended with exit code {code} before it served"))
-        if await answers(engine.options.port, "/health"):
-            say(f"{engine.name}: ready after {clock.now() - started:.0f} s")
-            return
-        waited = clock.now() - started
-        if waited > patience:
-            raise StartError(_failure(engine, f"was not ready within {patience:.0f} s"))
+
+    def tell(waited: float) -> None:
+        nonlocal stage
         if (now_at := _stage(engine)) != stage:
             stage = now_at
             say(f"{engine.name}: {stage} ({waited:.0f} s)")
-        await clock.sleep(_POLL)
+
+    took = await engine.process.until_answers(
+        engine.options.port, "/health", patience=patience, meanwhile=tell
+    )
+    say(f"{engine.name}: ready after {took:.0f} s")
 
 
 def _stage(engine: LocalEngine) -> str:
@@ -203,10 +198,6 @@ def _stage(engine: LocalEngine) -> str:
         text = ""
     reached = [stage for sign, stage in _STAGES if sign in text]
     return reached[-1] if reached else "importing vLLM"
-
-
-def _failure(engine: LocalEngine, what: str) -> str:
-    return f"{engine.name} {what}; its log is {engine.log} and ends with:\n{engine.process.tail()}"
 
 
 def _say_nothing(_: str) -> None:

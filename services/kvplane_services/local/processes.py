@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kvplane_services.clock import Clock
 
 _POLL = 0.02
+_ANSWER_POLL = 0.1
 _AFTER_KILL = 1.0
 
 # Becomes the program, after it has asked the kernel (Linux) to be told when the thread that started
@@ -81,6 +82,41 @@ class ManagedProcess:
         """How it ended; None while it runs."""
         return self._process.poll()
 
+    async def until_answers(
+        self,
+        port: int,
+        path: str,
+        *,
+        patience: float,
+        meanwhile: Callable[[float], None] | None = None,
+    ) -> float:
+        """Waits until GET `path` is answered with 200 on a loopback port.
+
+        Args:
+            port: Where it is to serve.
+            path: What it answers once it does.
+            patience: Seconds until it must.
+            meanwhile: Called with the seconds waited so far, time and again.
+
+        Returns:
+            The seconds that it took.
+
+        Raises:
+            StartError: It ended, or did not answer in time.
+
+        """
+        started = self._clock.now()
+        while not await answers(port, path):
+            waited = self._clock.now() - started
+            if (code := self.exit_code) is not None:
+                raise self._start_error(f"ended with exit code {code} before it served")
+            if waited > patience:
+                raise self._start_error(f"was not ready within {patience:.0f} s")
+            if meanwhile is not None:
+                meanwhile(waited)
+            await self._clock.sleep(_ANSWER_POLL)
+        return self._clock.now() - started
+
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to it and all its children; does nothing if none is left."""
         try:
@@ -108,6 +144,11 @@ class ManagedProcess:
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-lines:])
+
+    def _start_error(self, what: str) -> StartError:
+        return StartError(
+            f"{self.name} {what}; its log is {self.log} and ends with:\n{self.tail()}"
+        )
 
     async def _until_gone(self, seconds: float) -> None:
         deadline = self._clock.now() + seconds
