@@ -66,8 +66,10 @@ class Program:
         """Waits until it says something; returns the pattern's first group."""
 
         def said() -> bool:
-            assert self.exit_code is None, f"it ended with {self.exit_code}:\n{self.output}"
-            return re.search(pattern, self.output) is not None
+            code = self.exit_code
+            found = re.search(pattern, self.output) is not None
+            assert found or code is None, f"it ended with {code}:\n{self.output}"
+            return found
 
         wait_until(said, seconds=seconds, what=f"{pattern!r} in {self.log}")
         match = re.search(pattern, self.output)
@@ -79,6 +81,10 @@ class Program:
         if self.exit_code is None:
             self._process.send_signal(number)
 
+    def wait(self, *, seconds: float = 10) -> int:
+        """Waits until it ended; returns its exit code. Raises subprocess.TimeoutExpired."""
+        return self._process.wait(seconds)
+
     def kill(self) -> None:
         """Ends it at once."""
         self.send(signal.SIGKILL)
@@ -88,7 +94,7 @@ class Program:
         """Asks it to end, waits, and returns its exit code; kills it if it does not listen."""
         self.send(signal.SIGTERM)
         try:
-            return self._process.wait(seconds)
+            return self.wait(seconds=seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
