@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
+from kvplane.client.addresses import normalize_target
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.listen import ListenAddress
 
@@ -20,17 +21,10 @@ def _listen_address(text: str) -> str:
         raise ValueError(error.message) from error
 
 
-def _dial_address(text: str) -> str:
-    text = _listen_address(text)
-    if ListenAddress.parse(text).port == 0:
-        raise ValueError(f"{text!r} has port 0; name the port that the other process listens on")
-    return text
-
-
 # `host:port` to listen on; port 0 takes a free one.
 Listen = Annotated[str, AfterValidator(_listen_address)]
 # `host:port` of another process.
-Dial = Annotated[str, AfterValidator(_dial_address)]
+Dial = Annotated[str, AfterValidator(normalize_target)]
 
 
 class Section(BaseModel):

@@ -19,7 +19,7 @@ DEFAULT_PLANE = "127.0.0.1:7000"
 
 
 def _address(text: str) -> str:
-    from kvplane.client.channel import normalize_target
+    from kvplane.client.addresses import normalize_target
 
     try:
         return normalize_target(text)

@@ -1,18 +1,14 @@
-"""Channels to the plane: one place for addresses, encryption, keepalive and reconnecting."""
+"""Channels to the plane: one place for encryption, keepalive and reconnecting."""
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvplane.client.addresses import normalize_target
+
 if TYPE_CHECKING:
     import grpc.aio
-
-_TARGET = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^\[\]:/\s]+)):(?P<port>[0-9]{1,5})")
-
-_MAX_PORT = 65535
 
 # Names and values are gRPC's. Keepalive finds peers that vanished without a word, within
 # 40 s and only while a call is open; reconnecting is quick because the plane is near; no
@@ -44,27 +40,6 @@ class Tls:
     root_certificates: bytes | None = None
     private_key: bytes | None = None
     certificate_chain: bytes | None = None
-
-
-def normalize_target(target: str) -> str:
-    """Checks a `host:port` address; IPv6 literals stand in brackets.
-
-    Raises:
-        ValueError: It is not one; the message says what is expected.
-
-    """
-    match = _TARGET.fullmatch(target)
-    if match is None or not 0 < int(match["port"]) <= _MAX_PORT:
-        raise ValueError(
-            f"{target!r} is not an address: expected host:port, for example 127.0.0.1:7000 "
-            "or [::1]:7000"
-        )
-    if match["v6"] is not None:
-        try:
-            ipaddress.IPv6Address(match["v6"])
-        except ValueError as error:
-            raise ValueError(f"{target!r}: {error}") from error
-    return target
 
 
 def open_channel(target: str, *, tls: Tls | None = None) -> grpc.aio.Channel:

@@ -17,8 +17,9 @@ import uuid
 from collections.abc import Callable
 
 from kvplane.api.engine.v1 import engine_pb2
+from kvplane.client.addresses import normalize_target
 from kvplane.client.backoff import Backoff
-from kvplane.client.channel import Tls, normalize_target
+from kvplane.client.channel import Tls
 from kvplane.client.clock import Clock, SystemClock
 from kvplane.client.engine_wire import directives_of, duration_of, frame_of, seconds_of
 from kvplane.client.errors import FencedError, KvplaneClientError

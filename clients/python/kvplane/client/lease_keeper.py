@@ -15,8 +15,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from kvplane.api.lease.v1 import lease_pb2
+from kvplane.client.addresses import normalize_target
 from kvplane.client.backoff import Backoff
-from kvplane.client.channel import Tls, normalize_target
+from kvplane.client.channel import Tls
 from kvplane.client.clock import Clock, SystemClock
 from kvplane.client.engine_wire import duration_of, seconds_of
 from kvplane.client.errors import KvplaneClientError

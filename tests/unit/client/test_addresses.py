@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvplane.client.channel import normalize_target
+from kvplane.client.addresses import normalize_target
 
 
 @pytest.mark.parametrize("target", ["127.0.0.1:7000", "[::1]:7000", "plane.example:1", "a-b:65535"])
