@@ -1,11 +1,11 @@
 """`kvplane sim-engine`: a simulated engine, for trying policies and for tests."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvplane_services.cli.processes import run_process
+from kvplane_services.cli.serve import ConfigOption, LogFormatOption, LogLevelOption
 from kvplane_services.engine.model import Role
 
 
@@ -114,9 +114,9 @@ def sim_engine(
     list_faults: Annotated[
         bool, typer.Option("--list-faults", help="Show the faults there are, and exit.")
     ] = False,
-    config: Annotated[
-        Path | None, typer.Option(help="Settings file, TOML; flags go before it.")
-    ] = None,
+    config: ConfigOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run a simulated engine: vLLM's HTTP surface and kvplane's connector, without a model.
 
@@ -166,7 +166,8 @@ def sim_engine(
                 "transfer_tokens_per_s": transfer_tokens_per_s,
                 "retention_ttl": retention_ttl,
                 "faults": fault,
-            }
+            },
+            "log": {"level": log_level, "format": log_format},
         },
     )
 

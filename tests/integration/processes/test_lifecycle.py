@@ -162,6 +162,14 @@ async def test_json_logs_are_json() -> None:
         assert warning["level"] == "warning"
 
 
+async def test_simulated_engines_log_as_they_are_told() -> None:
+    """Their logs have a level and a format as those of all processes."""
+    options = ("--http", "127.0.0.1:0", "--plane", f"127.0.0.1:{free_port()}")
+    async with running("sim-engine", *options, "--log-format", "json") as engine:
+        await engine.until_said('"level": "warning"')
+        assert all(json.loads(line) for line in engine.lines if not line.startswith("kvplane: "))
+
+
 async def test_config_commands_show_values_and_meanings() -> None:
     """`kvplane config` prints what would be used, and what everything means."""
     shown = json.loads(await output("config", "show", "router"))
