@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from kvplane_services.gateway.json_faults import fault_of
 from kvplane_services.gateway.openai_errors import OpenAIError
 
 _PARAMS = "kv_transfer_params"
@@ -103,9 +104,7 @@ class ClientBody:
                 400, "the request body must be a JSON object", code="invalid_json"
             ) from error
         except msgspec.DecodeError as error:
-            raise OpenAIError(
-                400, f"the request body is not valid JSON: {error}", code="invalid_json"
-            ) from error
+            raise OpenAIError(400, fault_of(raw, error), code="invalid_json") from error
         except RecursionError as error:
             raise OpenAIError(
                 400, "the request body is nested too deeply", code="invalid_json"
@@ -226,9 +225,13 @@ def _model(fields: Mapping[str, msgspec.Raw]) -> str:
         model = msgspec.json.decode(fields["model"], type=str)
     except KeyError:
         model = ""
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.ValidationError as error:
         raise OpenAIError(
             400, "the field 'model' must be a string", code="invalid_type", param="model"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise OpenAIError(
+            400, "the field 'model' is not valid UTF-8", code="invalid_type", param="model"
         ) from error
     if not model:
         raise OpenAIError(
