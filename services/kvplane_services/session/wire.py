@@ -1,21 +1,14 @@
-"""Sessions on the wire and back."""
+"""Sessions on the wire; keys and hints also back."""
 
 from kvplane.api.session.v1 import session_pb2 as pb
-from kvplane_services.session.model import (
-    Session,
-    SessionHints,
-    SessionKey,
-    SessionState,
-    Turn,
-)
-from kvplane_services.spans import duration, moment_of, seconds_of, timestamp
+from kvplane_services.session.model import Session, SessionHints, SessionKey, SessionState, Turn
+from kvplane_services.spans import duration, seconds_of, timestamp
 
-_STATES_BACK = {
+_STATES = {
     SessionState.IDLE: pb.Session.STATE_IDLE,
     SessionState.RETAINED: pb.Session.STATE_RETAINED,
     SessionState.ENDED: pb.Session.STATE_ENDED,
 }
-_STATES: dict[int, SessionState] = {value: state for state, value in _STATES_BACK.items()}
 
 
 def key_from_wire(message: pb.SessionKey) -> SessionKey:
@@ -35,29 +28,12 @@ def hints_from_wire(message: pb.SessionHints) -> SessionHints:
     return SessionHints(keep_for=seconds_of(message.keep_for), final_turn=message.final_turn)
 
 
-def session_from_wire(message: pb.Session) -> Session:
-    """The session of a message."""
-    return Session(
-        key=key_from_wire(message.key),
-        state=_STATES.get(message.state, SessionState.IDLE),
-        lease=message.lease,
-        engine=message.engine,
-        turns=tuple(_turn_from_wire(turn) for turn in message.turns),
-        turn_count=message.turn_count,
-        hints=hints_from_wire(message.hints),
-        create_time=moment_of(message.create_time),
-        update_time=moment_of(message.update_time),
-        expire_time=moment_of(message.expire_time),
-        etag=message.etag,
-    )
-
-
 def session_to_wire(session: Session) -> pb.Session:
     """The message of a session."""
     message = pb.Session(
         name=session.name,
         key=key_to_wire(session.key),
-        state=_STATES_BACK[session.state],
+        state=_STATES[session.state],
         lease=session.lease,
         engine=session.engine,
         turns=[_turn_to_wire(turn) for turn in session.turns],
@@ -74,17 +50,6 @@ def session_to_wire(session: Session) -> pb.Session:
     if session.expire_time is not None:
         message.expire_time.CopyFrom(timestamp(session.expire_time))
     return message
-
-
-def _turn_from_wire(message: pb.Turn) -> Turn:
-    return Turn(
-        decision_id=message.decision_id,
-        lease=message.lease,
-        engine=message.engine,
-        tokens=message.tokens,
-        finish_time=moment_of(message.finish_time),
-        end_reason=message.end_reason,
-    )
 
 
 def _turn_to_wire(turn: Turn) -> pb.Turn:

@@ -1,6 +1,7 @@
 """SessionService over a socket."""
 
 import asyncio
+import datetime as dt
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 from kvplane.api.session.v1 import session_pb2 as pb
 from kvplane_services.engine.model import Engine
 from kvplane_services.lease.model import Lease, LeaseState
-from kvplane_services.session.wire import session_from_wire
 from kvplane_services.spans import duration
 from tests.integration.state.rich_status import rich_status
 from tests.integration.state.served_state import ServedState, serving
@@ -36,13 +36,34 @@ async def after_a_turn(state: ServedState) -> tuple[Engine, Lease]:
 
 
 async def test_a_session_travels_as_it_is(state: ServedState) -> None:
-    """Every field of a session survives the way to a client and back."""
-    await after_a_turn(state)
+    """Every field of a session reaches its reader."""
+    engine, lease = await after_a_turn(state)
+    session = await state.plane.registry.update(key_of(), keep_for=60.0)
 
     got = (await state.sessions.GetSession(pb.GetSessionRequest(name=NAME))).session
 
-    assert state.plane.registry.get(key_of()) == session_from_wire(got)
-    assert (got.name, got.state) == (NAME, pb.Session.STATE_RETAINED)
+    assert got.name == NAME
+    assert got.key == KEY
+    assert got.state == pb.Session.STATE_RETAINED
+    assert (got.lease, got.engine) == (lease.name, engine.name)
+    (turn,) = got.turns
+    assert got.turn_count == 1
+    assert (turn.decision_id, turn.lease, turn.engine) == (
+        lease.decision_id,
+        lease.name,
+        engine.name,
+    )
+    assert (turn.tokens, turn.end_reason) == (lease.tokens, "")
+    assert got.hints == pb.SessionHints(keep_for=duration(60.0))
+    assert got.etag == session.etag
+    assert (turn.finish_time.ToDatetime(dt.UTC), got.create_time.ToDatetime(dt.UTC)) == (
+        session.turns[0].finish_time,
+        session.create_time,
+    )
+    assert (got.update_time.ToDatetime(dt.UTC), got.expire_time.ToDatetime(dt.UTC)) == (
+        session.update_time,
+        session.expire_time,
+    )
 
 
 async def test_creating(state: ServedState) -> None:
