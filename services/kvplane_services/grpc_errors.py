@@ -17,8 +17,8 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from kvplane_services import errors
+from kvplane_services.durations import duration
 from kvplane_services.grpc_handlers import Handler, Interceptor, behaviour_of, with_behaviour
-from kvplane_services.spans import duration
 
 DOMAIN = "kvplane"
 

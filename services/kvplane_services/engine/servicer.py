@@ -6,6 +6,7 @@ import grpc
 
 from kvplane.api.engine.v1 import engine_pb2 as pb
 from kvplane.api.engine.v1 import engine_pb2_grpc
+from kvplane_services.durations import duration, seconds_of
 from kvplane_services.engine.directory import EngineDirectory, HeartbeatOutcome
 from kvplane_services.engine.wire import (
     engine_from_wire,
@@ -17,7 +18,6 @@ from kvplane_services.engine.wire import (
 from kvplane_services.lease.manager import LeaseManager
 from kvplane_services.lease.reports import ReportAnswer
 from kvplane_services.lease.wire import directive_to_wire, report_from_wire
-from kvplane_services.spans import duration, seconds_of
 from kvplane_services.store.paging import PageRequest
 from kvplane_services.store.ports import Removed, Synced, Upserted
 

@@ -1,6 +1,7 @@
 """Engines on the wire and back."""
 
 from kvplane.api.engine.v1 import engine_pb2 as pb
+from kvplane_services.durations import moment_of, timestamp
 from kvplane_services.engine.model import (
     ConnectorKind,
     Engine,
@@ -12,7 +13,6 @@ from kvplane_services.engine.model import (
     Role,
 )
 from kvplane_services.errors import InvalidRequest
-from kvplane_services.spans import moment_of, timestamp
 
 _ROLES_BACK = {
     Role.PREFILL: pb.ROLE_PREFILL,

@@ -6,6 +6,7 @@ import grpc
 
 from kvplane.api.lease.v1 import lease_pb2 as pb
 from kvplane.api.lease.v1 import lease_pb2_grpc
+from kvplane_services.durations import duration, seconds_of
 from kvplane_services.engine.wire import engine_id_of
 from kvplane_services.lease.claim_desk import ClaimResult
 from kvplane_services.lease.manager import LeaseManager
@@ -17,7 +18,6 @@ from kvplane_services.lease.wire import (
     renewals_from_wire,
 )
 from kvplane_services.session.model import SessionKey
-from kvplane_services.spans import duration, seconds_of
 from kvplane_services.store.paging import PageRequest
 from kvplane_services.store.ports import Event, Synced, Upserted
 

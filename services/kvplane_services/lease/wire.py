@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from kvplane.api.engine.v1 import engine_pb2
 from kvplane.api.lease.v1 import lease_pb2 as pb
+from kvplane_services.durations import duration, moment_of, seconds_of, timestamp
 from kvplane_services.engine.wire import engine_id_of
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.lease.model import (
@@ -18,7 +19,6 @@ from kvplane_services.lease.model import (
 from kvplane_services.lease.ports import LeaseRenewal
 from kvplane_services.lease.reports import Directive, EngineReport, RetentionReport
 from kvplane_services.session.wire import key_from_wire, key_to_wire
-from kvplane_services.spans import duration, moment_of, seconds_of, timestamp
 
 _REASONS_BACK = {
     EndReason.RELEASED: pb.END_REASON_RELEASED,

@@ -1,6 +1,7 @@
 """Decisions on the wire and back."""
 
 from kvplane.api.router.v1 import router_pb2 as pb
+from kvplane_services.durations import duration, seconds_of
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.router.model import (
     Candidate,
@@ -16,7 +17,6 @@ from kvplane_services.router.model import (
     Subject,
 )
 from kvplane_services.session.wire import key_from_wire, key_to_wire
-from kvplane_services.spans import duration, seconds_of
 
 # The most that one request may carry; enough for any conversation.
 _MAX_DIGESTS = 4096

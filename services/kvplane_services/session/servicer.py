@@ -7,11 +7,11 @@ import grpc
 
 from kvplane.api.session.v1 import session_pb2 as pb
 from kvplane.api.session.v1 import session_pb2_grpc
+from kvplane_services.durations import duration, seconds_of
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.session.model import SessionKey
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.session.wire import hints_from_wire, key_from_wire, session_to_wire
-from kvplane_services.spans import duration, seconds_of
 from kvplane_services.store.paging import PageRequest
 from kvplane_services.store.ports import Removed, Synced, Upserted
 

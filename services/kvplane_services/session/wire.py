@@ -1,8 +1,8 @@
 """Sessions on the wire; keys and hints also back."""
 
 from kvplane.api.session.v1 import session_pb2 as pb
+from kvplane_services.durations import duration, seconds_of, timestamp
 from kvplane_services.session.model import Session, SessionHints, SessionKey, SessionState, Turn
-from kvplane_services.spans import duration, seconds_of, timestamp
 
 _STATES = {
     SessionState.IDLE: pb.Session.STATE_IDLE,

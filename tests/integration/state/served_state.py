@@ -9,13 +9,13 @@ import grpc.aio
 from kvplane.api.engine.v1 import engine_pb2, engine_pb2_grpc
 from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
 from kvplane.api.session.v1 import session_pb2, session_pb2_grpc
+from kvplane_services.durations import duration
 from kvplane_services.engine.model import Engine
 from kvplane_services.engine.servicer import EngineServicer
 from kvplane_services.engine.wire import engine_to_wire
 from kvplane_services.grpc_server import GrpcServer
 from kvplane_services.lease.servicer import LeaseServicer
 from kvplane_services.session.servicer import SessionServicer
-from kvplane_services.spans import duration
 from tests.support.state_plane import StatePlane
 from tests.support.state_values import engine_of
 

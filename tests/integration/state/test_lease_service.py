@@ -9,11 +9,11 @@ import grpc.aio
 import pytest
 
 from kvplane.api.lease.v1 import lease_pb2 as pb
+from kvplane_services.durations import duration
 from kvplane_services.engine.model import Engine
 from kvplane_services.lease.model import EndReason, Lease
 from kvplane_services.lease.reports import EngineReport
 from kvplane_services.lease.wire import lease_from_wire, lease_to_wire
-from kvplane_services.spans import duration
 from tests.integration.state.rich_status import rich_status
 from tests.integration.state.served_state import EOF, ServedState, serving
 from tests.support.state_values import (

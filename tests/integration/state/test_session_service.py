@@ -10,9 +10,9 @@ import grpc.aio
 import pytest
 
 from kvplane.api.session.v1 import session_pb2 as pb
+from kvplane_services.durations import duration
 from kvplane_services.engine.model import Engine
 from kvplane_services.lease.model import Lease, LeaseState
-from kvplane_services.spans import duration
 from tests.integration.state.rich_status import rich_status
 from tests.integration.state.served_state import ServedState, serving
 from tests.support.state_values import engine_of, full, key_of, retention_of

@@ -1,4 +1,4 @@
-"""Spans and points of time on the wire and back."""
+"""Durations and points of time on the wire and back."""
 
 import datetime as dt
 
@@ -7,14 +7,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 
 def duration(seconds: float) -> Duration:
-    """The message of a span in seconds."""
+    """The message of a duration in seconds."""
     message = Duration()
     message.FromTimedelta(dt.timedelta(seconds=seconds))
     return message
 
 
 def seconds_of(message: Duration) -> float:
-    """The seconds of a span; zero if it is unset."""
+    """The seconds of a duration; zero if it is unset."""
     return message.seconds + message.nanos / 1e9
 
 
