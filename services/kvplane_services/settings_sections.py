@@ -181,6 +181,13 @@ class RouterSection(Section):
         le=600,
         description="Seconds that the claim of a turn in flight lasts; repeated every third of it.",
     )
+    longest_claim: float = Field(
+        default=60.0,
+        ge=3,
+        le=3600,
+        description="Seconds from the decision after which a turn no longer claims its lease; "
+        "about twice the leases' ttl.",
+    )
     restart_grace: float = Field(
         default=15.0,
         ge=0,

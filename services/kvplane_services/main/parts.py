@@ -120,7 +120,7 @@ def router_part(
     clock: Clock,
 ) -> RouterPart:
     """A router that follows these feeds."""
-    config = RouterConfig(**section.model_dump(exclude={"claim_ttl"}))
+    config = RouterConfig(**section.model_dump(exclude={"claim_ttl", "longest_claim"}))
     view = RouterView(clock=clock, grace=config.restart_grace, memory=config.memory)
     in_flight = InFlight(limit=config.max_in_flight, retry_after=config.retry_after)
     claims = LeaseClaims(
@@ -128,6 +128,7 @@ def router_part(
         clock=clock,
         holder=f"routers/{uuid.uuid4().hex[:12]}",
         ttl=section.claim_ttl,
+        longest=section.longest_claim,
         limit=config.max_in_flight,
     )
     decider = Decider(

@@ -1,13 +1,14 @@
 """Keeps the leases of turns in flight claimed at the lease manager.
 
 Claims are made in the background: a decision never waits for one. A claim that is lost or
-late costs a recompute, nothing else.
+late costs a recompute, nothing else. So is the end of one: a turn that waits long somewhere
+must not hold memory for which others wait.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvplane_services.clock import Clock
 from kvplane_services.errors import KvplaneError
@@ -20,7 +21,8 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Claim:
     fencing_token: int
-    turns: int = 1
+    # Until when each turn claims it.
+    turns: dict[str, float] = field(default_factory=dict[str, float])
     due: bool = True
 
 
@@ -32,17 +34,26 @@ class LeaseClaims:
         clock: Times the repeats.
         holder: Name of this router, such as `routers/3f2a`.
         ttl: Seconds that a claim lasts; it is repeated every third of that.
+        longest: Seconds after which a turn's claim is no longer repeated, but dropped.
         limit: Leases claimed at once; further turns go without a claim.
 
     """
 
     def __init__(
-        self, *, control: LeaseControl, clock: Clock, holder: str, ttl: float, limit: int
+        self,
+        *,
+        control: LeaseControl,
+        clock: Clock,
+        holder: str,
+        ttl: float,
+        longest: float,
+        limit: int,
     ) -> None:
         self._control = control
         self._clock = clock
         self._holder = holder
         self._ttl = ttl
+        self._longest = longest
         self._interval = ttl / 3
         self._limit = limit
         self._claims: dict[str, _Claim] = {}
@@ -53,11 +64,12 @@ class LeaseClaims:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def claim(self, lease: str, fencing_token: int) -> None:
+    def claim(self, lease: str, fencing_token: int, *, turn: str) -> None:
         """Claims a lease for one more turn. Returns at once."""
+        until = self._clock.now() + self._longest
         claim = self._claims.get(lease)
         if claim is not None:
-            claim.turns += 1
+            claim.turns[turn] = until
             if fencing_token > claim.fencing_token:
                 claim.fencing_token, claim.due = fencing_token, True
                 self._wake.set()
@@ -66,20 +78,21 @@ class LeaseClaims:
             _log.warning("lease of a turn in flight is not claimed: %d are", self._limit)
             return
         self._drops.pop(lease, None)
-        self._claims[lease] = _Claim(fencing_token)
+        self._claims[lease] = _Claim(fencing_token, {turn: until})
         self._wake.set()
 
-    def drop(self, lease: str) -> None:
-        """Gives up one turn's claim; the last one's is dropped at the manager. Returns at once."""
+    def drop(self, lease: str, *, turn: str) -> None:
+        """Gives up a turn's claim; the last one's is dropped at the manager.
+
+        Returns at once. Does nothing if the turn has no claim (any more).
+        """
         claim = self._claims.get(lease)
-        if claim is None:
+        if claim is None or claim.turns.pop(turn, None) is None or claim.turns:
             return
-        claim.turns -= 1
-        if claim.turns <= 0:
-            del self._claims[lease]
-            if len(self._drops) < self._limit:
-                self._drops[lease] = claim.fencing_token
-                self._wake.set()
+        del self._claims[lease]
+        if len(self._drops) < self._limit:
+            self._drops[lease] = claim.fencing_token
+            self._wake.set()
 
     async def run(self) -> None:
         """Sends claims as they come, and repeats them, until cancelled."""
@@ -90,9 +103,22 @@ class LeaseClaims:
     async def _repeat(self) -> None:
         while True:
             await self._clock.sleep(self._interval)
+            self._drop_overdue()
             for claim in self._claims.values():
                 claim.due = True
             self._wake.set()
+
+    def _drop_overdue(self) -> None:
+        now = self._clock.now()
+        overdue = [
+            (lease, turn)
+            for lease, claim in self._claims.items()
+            for turn, until in claim.turns.items()
+            if until <= now
+        ]
+        for lease, turn in overdue:
+            _log.debug("the turn of decision %s no longer claims %s", turn, lease)
+            self.drop(lease, turn=turn)
 
     async def _send_when_due(self) -> None:
         while True:

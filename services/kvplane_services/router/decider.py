@@ -35,12 +35,12 @@ _log = logging.getLogger(__name__)
 class Claims(Protocol):
     """Keeps leases claimed while turns use them; neither method waits."""
 
-    def claim(self, lease: str, fencing_token: int) -> None:
-        """Claims a lease for one more turn."""
+    def claim(self, lease: str, fencing_token: int, *, turn: str) -> None:
+        """Claims a lease for one more turn, named by its decision."""
         ...
 
-    def drop(self, lease: str) -> None:
-        """Gives up one turn's claim."""
+    def drop(self, lease: str, *, turn: str) -> None:
+        """Gives up a turn's claim, if it has one still."""
         ...
 
 
@@ -117,10 +117,14 @@ class Decider:
     async def report(self, report: LegReport) -> None:
         """See `Router.report`."""
         turn = self._in_flight.release(report.decision_id, report.leg)
-        if turn is None or report.leg is not LegKind.DECODE:
+        if turn is None:
             return
         if turn.lease:
-            self._claims.drop(turn.lease)
+            # The first leg of such a turn is the one that used the lease: after a pull the
+            # decode engine reads the prefill engine's blocks.
+            self._claims.drop(turn.lease, turn=turn.decision_id)
+        if report.leg is not LegKind.DECODE:
+            return
         if report.outcome is RouteOutcome.SUCCEEDED and self._retains(turn.decode_engine):
             self._expected.expect(turn.session_key, turn.decision_id, self._clock.now())
 
@@ -163,7 +167,7 @@ class Decider:
         )
         self._in_flight.acquire(decision, self._clock.now())
         if decision.lease:
-            self._claims.claim(decision.lease, decision.fencing_token)
+            self._claims.claim(decision.lease, decision.fencing_token, turn=decision.decision_id)
         if subject.message_digests and not subject.session_key.session_id:
             self._view.remember_messages(session.key, subject.message_digests[-1])
         return decision
@@ -204,7 +208,7 @@ class Decider:
         for turn in self._in_flight.sweep(self._clock.now()):
             _log.warning("the outcome of decision %s was never reported", turn.decision_id)
             if turn.lease:
-                self._claims.drop(turn.lease)
+                self._claims.drop(turn.lease, turn=turn.decision_id)
 
 
 def validate(subject: Subject) -> None:

@@ -114,12 +114,16 @@ class RecordedClaims:
 
     held: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    _turns: set[str] = field(default_factory=set)
 
-    def claim(self, lease: str, fencing_token: int) -> None:
+    def claim(self, lease: str, fencing_token: int, *, turn: str) -> None:
         self.held.append(f"{lease}@{fencing_token}")
+        self._turns.add(turn)
 
-    def drop(self, lease: str) -> None:
-        self.dropped.append(lease)
+    def drop(self, lease: str, *, turn: str) -> None:
+        if turn in self._turns:
+            self._turns.remove(turn)
+            self.dropped.append(lease)
 
 
 class Fleet:

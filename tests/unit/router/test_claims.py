@@ -35,7 +35,9 @@ class RecordingControl:
 async def running(
     control: RecordingControl, clock: FakeClock, *, limit: int = 10_000
 ) -> AsyncIterator[LeaseClaims]:
-    claims = LeaseClaims(control=control, clock=clock, holder="routers/r", ttl=30, limit=limit)
+    claims = LeaseClaims(
+        control=control, clock=clock, holder="routers/r", ttl=30, longest=60, limit=limit
+    )
     async with asyncio.TaskGroup() as tasks:
         loop = tasks.create_task(claims.run())
         await clock.wait_for_sleepers()
@@ -47,14 +49,14 @@ async def test_claim_at_once_then_each_interval_then_dropped() -> None:
     """A claim is sent at once, repeated every third of its TTL, and dropped at the end."""
     control, clock = RecordingControl(), FakeClock()
     async with running(control, clock) as claims:
-        claims.claim("leases/a", 7)
+        claims.claim("leases/a", 7, turn="t1")
         await clock.advance(0)
         assert control.frames == [[LeaseRenewal("leases/a", 7, ttl=30)]]
         await clock.advance(9.9)
         assert len(control.frames) == 1
         await clock.advance(0.1)
         assert control.frames[1:] == [[LeaseRenewal("leases/a", 7, ttl=30)]]
-        claims.drop("leases/a")
+        claims.drop("leases/a", turn="t1")
         await clock.advance(30)
         assert control.frames[2:] == [[LeaseRenewal("leases/a", 7, drop=True)]]
 
@@ -63,15 +65,34 @@ async def test_lease_of_two_turns_is_dropped_with_the_last() -> None:
     """Turns that share a lease share its claim."""
     control, clock = RecordingControl(), FakeClock()
     async with running(control, clock) as claims:
-        claims.claim("leases/a", 7)
-        claims.claim("leases/a", 7)
+        claims.claim("leases/a", 7, turn="t1")
+        claims.claim("leases/a", 7, turn="t2")
         await clock.advance(0)
-        claims.drop("leases/a")
+        claims.drop("leases/a", turn="t1")
+        claims.drop("leases/a", turn="t1")
         await clock.advance(0)
         assert len(control.frames) == 1
-        claims.drop("leases/a")
+        claims.drop("leases/a", turn="t2")
         await clock.advance(0)
         assert control.frames[-1] == [LeaseRenewal("leases/a", 7, drop=True)]
+        assert len(claims) == 0
+
+
+async def test_a_turn_does_not_claim_for_ever() -> None:
+    """A turn whose end is not reported loses its claim; later turns on the lease keep theirs."""
+    control, clock = RecordingControl(), FakeClock()
+    async with running(control, clock) as claims:
+        claims.claim("leases/a", 7, turn="t1")
+        claims.claim("leases/b", 8, turn="t2")
+        await clock.advance(50)
+        claims.claim("leases/b", 8, turn="t3")
+        await clock.advance(10)
+        assert control.frames[-1] == [
+            LeaseRenewal("leases/a", 7, drop=True),
+            LeaseRenewal("leases/b", 8, ttl=30),
+        ]
+        await clock.advance(50)
+        assert control.frames[-1] == [LeaseRenewal("leases/b", 8, drop=True)]
         assert len(claims) == 0
 
 
@@ -79,10 +100,10 @@ async def test_failure_is_retried() -> None:
     """What could not be sent, claims and drops, is sent again with the next interval."""
     control, clock = RecordingControl(failing=True), FakeClock()
     async with running(control, clock) as claims:
-        claims.claim("leases/a", 1)
-        claims.claim("leases/b", 2)
+        claims.claim("leases/a", 1, turn="t1")
+        claims.claim("leases/b", 2, turn="t1")
         await clock.advance(0)
-        claims.drop("leases/b")
+        claims.drop("leases/b", turn="t1")
         await clock.advance(0)
         control.failing = False
         control.frames.clear()
@@ -98,10 +119,10 @@ async def test_lease_that_is_over_is_given_up() -> None:
     """A lease that the manager does not know is not claimed again."""
     control, clock = RecordingControl(answer=RenewalOutcome.NOT_FOUND), FakeClock()
     async with running(control, clock) as claims:
-        claims.claim("leases/a", 1)
+        claims.claim("leases/a", 1, turn="t1")
         await clock.advance(0)
         assert len(claims) == 0
-        claims.drop("leases/a")
+        claims.drop("leases/a", turn="t1")
         await clock.advance(60)
         assert len(control.frames) == 1
 
@@ -110,7 +131,7 @@ async def test_undecided_renewal_is_repeated() -> None:
     """UNAVAILABLE for one lease is tried again with the next interval."""
     control, clock = RecordingControl(answer=RenewalOutcome.UNAVAILABLE), FakeClock()
     async with running(control, clock) as claims:
-        claims.claim("leases/a", 1)
+        claims.claim("leases/a", 1, turn="t1")
         await clock.advance(10)
         assert len(control.frames) == 2
         assert len(claims) == 1
@@ -121,7 +142,7 @@ async def test_frames_hold_at_most_1024_renewals() -> None:
     control, clock = RecordingControl(), FakeClock()
     async with running(control, clock) as claims:
         for number in range(1500):
-            claims.claim(f"leases/{number}", 1)
+            claims.claim(f"leases/{number}", 1, turn="t1")
         await clock.advance(0)
         assert [len(frame) for frame in control.frames] == [1024, 476]
 
@@ -130,8 +151,8 @@ async def test_claims_are_bounded() -> None:
     """Beyond its limit a turn goes without a claim."""
     control, clock = RecordingControl(), FakeClock()
     async with running(control, clock, limit=1) as claims:
-        claims.claim("leases/a", 1)
-        claims.claim("leases/b", 1)
+        claims.claim("leases/a", 1, turn="t1")
+        claims.claim("leases/b", 1, turn="t1")
         assert len(claims) == 1
-        claims.drop("leases/b")
+        claims.drop("leases/b", turn="t1")
         assert len(claims) == 1

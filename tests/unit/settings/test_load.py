@@ -168,7 +168,7 @@ def test_settings_cannot_be_changed() -> None:
 
 def test_defaults_are_those_of_the_parts() -> None:
     """The defaults that operators read are the ones that the parts have by themselves."""
-    values = RouterSection().model_dump(exclude={"claim_ttl"})
+    values = RouterSection().model_dump(exclude={"claim_ttl", "longest_claim"})
     assert RouterConfig(**values) == RouterConfig()
     assert LeaseConfig(**LeasesSection().model_dump()) == LeaseConfig()
     assert DirectoryConfig(**RegistrationSection().model_dump()) == DirectoryConfig()
