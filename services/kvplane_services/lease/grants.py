@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.lease.model import DigestChain, Handle, Lease
@@ -14,6 +15,9 @@ _MAX_RETENTION_ID_BYTES = 512
 _MAX_DECISION_ID_BYTES = 256
 _MAX_MESSAGE_DIGEST_BYTES = 64
 _PREFIX = "leases/"
+# vLLM's handles are three deep. A handle that readers cannot take apart and put together again
+# would fail their turns.
+_MAX_HANDLE_DEPTH = 32
 
 
 def lease_id_for(
@@ -105,12 +109,27 @@ def _check_content(
 def _check_handle(handle: Handle, *, field: str) -> None:
     try:
         params = json.loads(handle.kv_transfer_params)
-    except ValueError:
+    except (ValueError, RecursionError):
         params = None
-    if not isinstance(params, dict):
-        raise _invalid(f"{field}.kv_transfer_params", "must be one JSON object")
+    if not isinstance(params, dict) or _is_deep(params):
+        raise _invalid(
+            f"{field}.kv_transfer_params",
+            f"must be one JSON object that nests at most {_MAX_HANDLE_DEPTH} deep",
+        )
     if handle.digests is not None:
         _check_digests(handle.digests, field=f"{field}.digests")
+
+
+def _is_deep(params: dict[str, Any]) -> bool:
+    level: list[Any] = [params]
+    for _ in range(_MAX_HANDLE_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+    return bool(level)
 
 
 def _check_digests(chain: DigestChain, *, field: str) -> None:

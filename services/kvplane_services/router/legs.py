@@ -23,10 +23,10 @@ def prefill_leg(engine: Engine) -> Leg:
 
 
 def read_handle(lease: Lease) -> Mapping[str, Any] | None:
-    """The lease's handle; None if it is not a JSON object."""
+    """The lease's handle; None if it is not a JSON object that can be read."""
     try:
         params = json.loads(lease.handle.kv_transfer_params)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return params if isinstance(params, dict) else None
 

@@ -81,7 +81,7 @@ def _encode(last: str, filters: Sequence[str]) -> str:
 def _decode(token: str, filters: Sequence[str]) -> str:
     try:
         decoded = json.loads(base64.urlsafe_b64decode(token.encode()))
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError, RecursionError):
         decoded = None
     match decoded:
         case [str(last), *asked] if asked == list(filters):

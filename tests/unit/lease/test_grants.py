@@ -47,6 +47,15 @@ def test_names_of_leases() -> None:
     assert lease_id_of("leases/0a-b") == "0a-b"
 
 
+def _nested(depth: int) -> bytes:
+    return b'{"a":' * depth + b"0" + b"}" * depth
+
+
+def test_handles_may_nest() -> None:
+    """Engines' own structure is opaque up to a depth that every reader can take apart."""
+    check_report(retention_of(handle=Handle(_nested(32))), field="r")
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -59,6 +68,8 @@ def test_names_of_leases() -> None:
         ({"handle": Handle(b"")}, "r.handle.kv_transfer_params"),
         ({"handle": Handle(b"[]")}, "r.handle.kv_transfer_params"),
         ({"handle": Handle(b"\xff")}, "r.handle.kv_transfer_params"),
+        ({"handle": Handle(b"[" * 1_000_000)}, "r.handle.kv_transfer_params"),
+        ({"handle": Handle(_nested(33))}, "r.handle.kv_transfer_params"),
         ({"handle": Handle(b"{}", DigestChain("a", 0, 0, ()))}, "r.handle.digests.chunk_tokens"),
         ({"handle": Handle(b"{}", DigestChain("a", 64, 65, (b"",)))}, "r.handle.digests.digests"),
     ],

@@ -137,10 +137,11 @@ async def test_short_history_is_recomputed() -> None:
     assert (await fleet.router.decide(subject())).strategy is Strategy.PULL
 
 
-async def test_broken_handle_is_not_sent() -> None:
-    """A handle that is no JSON object is never handed out."""
+@pytest.mark.parametrize("handle", [b"[]", b"no json", b"[" * 1_000_000])
+async def test_broken_handle_is_not_sent(handle: bytes) -> None:
+    """A handle that is no JSON object, or nested too deep to read, is never handed out."""
     fleet = Fleet(prefill(), decode())
-    fleet.grant(lease(handle=b"[]"))
+    fleet.grant(lease(handle=handle))
     decision = await fleet.router.decide(subject())
     assert decision.reason is DecisionReason.HOLDER_UNAVAILABLE
 
@@ -255,11 +256,11 @@ async def test_load_spreads_and_is_released_once() -> None:
     assert fleet.in_flight.count(second.decode.engine, LegKind.DECODE) == 1
 
 
-async def test_end_of_turn_drops_the_claim() -> None:
-    """The lease of a turn in flight is claimed until its decode leg is reported."""
+async def test_end_of_the_prefill_leg_drops_the_claim_of_a_pull() -> None:
+    """Once the prefill engine has read, the turn needs the lease no more; it is dropped once."""
     fleet = Fleet(prefill(), decode())
     fleet.grant(lease())
-    decision = await fleet.router.decide(subject())
+    decision = await fleet.router.decide(subject(), forced=Strategy.PULL)
     await fleet.router.report(
         LegReport(
             decision_id=decision.decision_id,
@@ -267,6 +268,17 @@ async def test_end_of_turn_drops_the_claim() -> None:
             outcome=RouteOutcome.SUCCEEDED,
         )
     )
+    assert fleet.claims.dropped == ["leases/l1"]
+    await fleet.router.report(done(decision, RouteOutcome.CANCELLED))
+    assert fleet.claims.dropped == ["leases/l1"]
+
+
+@pytest.mark.parametrize("strategy", [Strategy.LOCAL, Strategy.PULL])
+async def test_end_of_turn_drops_the_claim(strategy: Strategy) -> None:
+    """With the decode leg the claim is dropped, whatever was heard of the prefill leg."""
+    fleet = Fleet(prefill(), decode())
+    fleet.grant(lease())
+    decision = await fleet.router.decide(subject(), forced=strategy)
     assert fleet.claims.dropped == []
     await fleet.router.report(done(decision, RouteOutcome.CANCELLED))
     assert fleet.claims.dropped == ["leases/l1"]
