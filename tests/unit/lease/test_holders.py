@@ -30,11 +30,6 @@ from tests.support.state_values import (
 )
 
 
-@pytest.fixture
-def plane() -> StatePlane:
-    return StatePlane()
-
-
 async def test_a_claim_stands_and_is_shown(plane: StatePlane) -> None:
     """Readers see who claims a lease, and for how long still."""
     lease = await plane.held_lease(await plane.register(), full(retention_of()))
