@@ -71,9 +71,8 @@ class Reconciler:
 
     async def _grant(self, engine: Engine, retention: RetentionReport) -> None:
         adopted = self._adoptable(retention)
-        if adopted is not None:
+        if adopted is not None and await self._issuer.adopt(retention.fencing_token):
             lease_id, token = adopted, retention.fencing_token
-            self._issuer.saw(token)
         else:
             lease_id = lease_id_for(
                 engine.engine_id, engine.epoch, retention.retention_id, taken=self._ledger.knows
@@ -105,9 +104,7 @@ class Reconciler:
     def _adoptable(self, retention: RetentionReport) -> str | None:
         # A lease that is known here, live elsewhere or ended, is never taken up again.
         lease_id = lease_id_of(retention.lease)
-        if lease_id is None or retention.fencing_token <= 0 or self._ledger.knows(lease_id):
-            return None
-        return lease_id
+        return None if lease_id is None or self._ledger.knows(lease_id) else lease_id
 
     def _refresh(self, record: Record, retention: RetentionReport) -> None:
         now = self._clock.now()

@@ -30,7 +30,8 @@ async def test_a_restarted_plane_adopts_leases(plane: StatePlane) -> None:
 async def test_tokens_after_an_adoption_are_larger(plane: StatePlane) -> None:
     """Even an adopted token from a clock that ran ahead is smaller than all that follow."""
     engine = await plane.register()
-    ahead = 1 << 60
+    an_hour = 3600 * 1_000_000
+    ahead = await plane.store.sequence().next() + an_hour
     await plane.report(
         engine, full(retention_of("r1", "a", lease="leases/old", fencing_token=ahead))
     )
@@ -78,7 +79,17 @@ async def test_a_lease_of_another_engine_is_not_adopted(plane: StatePlane) -> No
     assert plane.manager.get(lease.name).engine_id == "d0"
 
 
-@pytest.mark.parametrize(("lease", "token"), [("leases/../x", 5), ("x", 5), ("leases/x", 0)])
+@pytest.mark.parametrize(
+    ("lease", "token"),
+    [
+        ("leases/../x", 5),
+        ("x", 5),
+        ("leases/x", 0),
+        ("leases/x", -5),
+        ("leases/x", 1 << 60),
+        ("leases/x", (1 << 63) - 1),
+    ],
+)
 async def test_broken_names_and_tokens_are_not_adopted(
     plane: StatePlane, lease: str, token: int
 ) -> None:
@@ -88,3 +99,19 @@ async def test_broken_names_and_tokens_are_not_adopted(
     answer = await plane.report(engine, full(retention_of(lease=lease, fencing_token=token)))
 
     assert answer.directives[0].lease != lease
+    assert 0 < answer.directives[0].fencing_token < 1 << 60
+
+
+async def test_adopted_tokens_do_not_climb_without_end(plane: StatePlane) -> None:
+    """Tokens that run ahead are measured by the plane's own, never by each other."""
+    engine = await plane.register()
+    start = await plane.store.sequence().next()
+    a_week = 7 * 24 * 3600 * 1_000_000
+    taken_up = 0
+    for number in range(1, 100):
+        name, token = f"leases/l{number}", start + number * a_week
+        report = held(retention_of(f"r{number}", f"s{number}", lease=name, fencing_token=token))
+        (directive,) = (await plane.report(engine, report)).directives
+        taken_up += directive.lease == name
+
+    assert 1 <= taken_up < 10
