@@ -12,5 +12,5 @@ class EngineClock:
         return time.perf_counter()
 
     async def sleep(self, seconds: float) -> None:
-        """Waits; a negative or zero span only yields to other tasks."""
+        """Waits; a negative or zero duration only yields to other tasks."""
         await asyncio.sleep(max(0.0, seconds))

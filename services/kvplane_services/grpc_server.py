@@ -20,10 +20,10 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class GrpcServerConfig:
-    """Where and how to listen; spans in seconds.
+    """Where and how to listen; durations in seconds.
 
     Raises:
-        ValueError: A span or a limit is not positive.
+        ValueError: A duration or a limit is not positive.
 
     """
 
@@ -40,7 +40,7 @@ class GrpcServerConfig:
 
     def __post_init__(self) -> None:
         if min(self.max_message_bytes, self.keepalive, self.keepalive_timeout) <= 0:
-            raise ValueError("message size and keepalive spans must be positive")
+            raise ValueError("message size and keepalive durations must be positive")
         if self.stop_grace < 0:
             raise ValueError("stop_grace must not be negative")
 

@@ -74,7 +74,7 @@ class Telemetry:
         return self._meters.get_meter("kvplane").create_up_down_counter(name, unit, description)
 
     def seconds(self, name: str, description: str) -> Histogram:
-        """A distribution of spans of time, in seconds."""
+        """A distribution of durations, in seconds."""
         return self._meters.get_meter("kvplane").create_histogram(name, "s", description)
 
     @contextmanager

@@ -40,7 +40,7 @@ class EngineServiceDouble(engine_pb2_grpc.EngineServiceServicer):
         return engine_pb2.RegisterEngineResponse(
             engine=engine,
             ttl=Duration(seconds=30),
-            heartbeat_interval=_span(self.heartbeat_interval),
+            heartbeat_interval=_duration(self.heartbeat_interval),
             lease_ttl=Duration(seconds=30),
         )
 
@@ -64,7 +64,7 @@ class EngineServiceDouble(engine_pb2_grpc.EngineServiceServicer):
                     sequence=frame.sequence,
                     outcome=engine_pb2.HEARTBEAT_OUTCOME_RENEWED,
                     ttl=Duration(seconds=30),
-                    heartbeat_interval=_span(self.heartbeat_interval),
+                    heartbeat_interval=_duration(self.heartbeat_interval),
                 ),
             )
             if answer is not None:
@@ -94,7 +94,7 @@ async def serve(servicer: EngineServiceDouble, *, port: int = 0) -> tuple[aio.Se
     return server, bound
 
 
-def _span(seconds: float) -> Duration:
-    span = Duration()
-    span.FromNanoseconds(round(seconds * 1e9))
-    return span
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

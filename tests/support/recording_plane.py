@@ -15,8 +15,8 @@ from kvplane.api.engine.v1 import engine_pb2, engine_pb2_grpc
 from kvplane.api.lease.v1 import lease_pb2
 
 
-def span(seconds: float) -> Duration:
-    """A span for the wire."""
+def duration(seconds: float) -> Duration:
+    """A duration for the wire."""
     found = Duration()
     found.FromNanoseconds(round(seconds * 1e9))
     return found
@@ -105,9 +105,9 @@ class RecordingPlane(engine_pb2_grpc.EngineServiceServicer):
             engine.name, engine.epoch = f"engines/{request.engine_id}", self._epoch
         return engine_pb2.RegisterEngineResponse(
             engine=engine,
-            ttl=span(10),
-            heartbeat_interval=span(self.heartbeat_interval),
-            lease_ttl=span(self.lease_ttl),
+            ttl=duration(10),
+            heartbeat_interval=duration(self.heartbeat_interval),
+            lease_ttl=duration(self.lease_ttl),
         )
 
     def DeregisterEngine(self, request: Any, context: Any) -> Any:
@@ -125,8 +125,8 @@ class RecordingPlane(engine_pb2_grpc.EngineServiceServicer):
             yield engine_pb2.HeartbeatEngineResponse(
                 sequence=frame.sequence,
                 outcome=engine_pb2.HEARTBEAT_OUTCOME_RENEWED,
-                ttl=span(10),
-                heartbeat_interval=span(self.heartbeat_interval),
+                ttl=duration(10),
+                heartbeat_interval=duration(self.heartbeat_interval),
                 directives=directives,
             )
 
@@ -174,7 +174,7 @@ class RecordingPlane(engine_pb2_grpc.EngineServiceServicer):
                 directive.release = lease_pb2.EndReason.ValueType(self.releases[name])
                 yield directive
             elif self.renews(one):
-                directive.renew.CopyFrom(span(self.lease_ttl))
+                directive.renew.CopyFrom(duration(self.lease_ttl))
                 yield directive
 
     def _owner(self, retention_id: str) -> str:

@@ -70,7 +70,7 @@ class NamedEngine:
 
 @dataclass(frozen=True, slots=True)
 class ProbePlan:
-    """How engines are probed; spans in seconds.
+    """How engines are probed; durations in seconds.
 
     An engine whose last `failures` probes all failed is lost.
     """

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from kvplane_services.cli.durations import parse_duration
 from kvplane_services.cli.output import Output
-from kvplane_services.cli.spans import parse_span
 
 if TYPE_CHECKING:
     from kvplane.client import Plane
@@ -27,9 +27,9 @@ def _address(text: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-def _span(text: str) -> float:
+def _duration(text: str) -> float:
     try:
-        return parse_span(text)
+        return parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -87,8 +87,8 @@ SpanOption = Annotated[
     float | None,
     typer.Option(
         "--for",
-        metavar="SPAN",
-        parser=_span,
+        metavar="DURATION",
+        parser=_duration,
         help="How long, for example 90s, 5m or 2h; the plane's default if left out.",
     ),
 ]

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from kvplane_services.cli.spans import show_span
+from kvplane_services.cli.durations import show_duration
 from kvplane_services.clock import Clock
 
 # No table is as wide: where nobody looks at a terminal, nothing is cut or wrapped.
@@ -94,9 +94,9 @@ def enum_text(kind: Any, value: int) -> str:
     return name.removeprefix(zero.removesuffix("UNSPECIFIED")).lower()
 
 
-def duration_text(span: Duration) -> str:
-    """A span for people."""
-    return show_span(span.ToNanoseconds() / 1e9)
+def duration_text(duration: Duration) -> str:
+    """A duration for people."""
+    return show_duration(duration.ToNanoseconds() / 1e9)
 
 
 def until_text(moment: Timestamp, *, clock: Clock) -> str:
@@ -104,7 +104,7 @@ def until_text(moment: Timestamp, *, clock: Clock) -> str:
     if not moment.ToNanoseconds():
         return ""
     seconds = moment.ToNanoseconds() / 1e9 - clock.wall().timestamp()
-    return f"in {show_span(seconds)}" if seconds >= 0 else f"{show_span(-seconds)} ago"
+    return f"in {show_duration(seconds)}" if seconds >= 0 else f"{show_duration(-seconds)} ago"
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

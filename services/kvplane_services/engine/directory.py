@@ -50,7 +50,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """What a heartbeat did; spans in seconds, `ttl` and `engine` only if it was RENEWED."""
+    """What a heartbeat did; durations in seconds, `ttl` and `engine` only if it was RENEWED."""
 
     outcome: HeartbeatOutcome
     heartbeat_interval: float
@@ -66,7 +66,7 @@ class EngineDirectory:
         table: Where registrations are published.
         epochs: Numbers that only grow, also over restarts of the plane.
         clock: Time.
-        config: Spans and bounds.
+        config: Durations and bounds.
         plane_version: Version of the kvplane package, which connectors must match in its minor.
 
     """

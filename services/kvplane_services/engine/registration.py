@@ -1,4 +1,4 @@
-"""What a registration must say, and the spans it is granted. Pure."""
+"""What a registration must say, and the durations it is granted. Pure."""
 
 import re
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ _MAX_MODELS = 256
 
 @dataclass(frozen=True, slots=True)
 class DirectoryConfig:
-    """Spans and bounds of registrations, in seconds.
+    """Durations and bounds of registrations, in seconds.
 
     A registration lives through two lost heartbeats: heartbeat_interval < min_ttl / 2.
 
     Raises:
-        ValueError: The spans do not fit together.
+        ValueError: The durations do not fit together.
 
     """
 

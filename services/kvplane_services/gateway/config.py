@@ -11,7 +11,7 @@ _MOST_SECRET_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Limits and switches of one gateway. Spans in seconds.
+    """Limits and switches of one gateway. Durations in seconds.
 
     Attributes:
         max_body_bytes: Largest request body; larger ones are refused with 413.

@@ -24,7 +24,7 @@ _LARGE_BODY = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LegRequest:
-    """One leg as sent: `url`, `headers` and `body`; spans in seconds, None for no limit.
+    """One leg as sent: `url`, `headers` and `body`; durations in seconds, None for no limit.
 
     `silence` bounds each wait for bytes, `deadline` the whole leg.
     """

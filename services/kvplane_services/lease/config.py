@@ -1,18 +1,18 @@
-"""Spans and bounds of leases."""
+"""Durations and bounds of leases."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseConfig:
-    """How long leases and claims last, and what is kept of ended ones; spans in seconds.
+    """How long leases and claims last, and what is kept of ended ones; durations in seconds.
 
     A lease lives through two lost renewals: `renew_interval` is a third of `ttl` unless set, and
     never more than half of it. `grace` covers what the holder's and the plane's counts may
     differ: the plane calls a lease expired only after everybody else has.
 
     Raises:
-        ValueError: The spans do not fit together.
+        ValueError: The durations do not fit together.
 
     """
 

@@ -60,7 +60,7 @@ class LeaseManager:
         tokens: Fencing tokens; they only grow, also over restarts of the plane.
         engines: Which engines are registered, and with which epoch.
         clock: Time.
-        config: Spans and bounds.
+        config: Durations and bounds.
 
     """
 
@@ -109,7 +109,7 @@ class LeaseManager:
 
     @property
     def config(self) -> LeaseConfig:
-        """Spans and bounds."""
+        """Durations and bounds."""
         return self._config
 
     # -- Engines -----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Upkeep:
         publication: Where ends are published.
         engines: Which engines are registered, and with which epoch.
         clock: Time.
-        config: Spans and bounds.
+        config: Durations and bounds.
 
     """
 

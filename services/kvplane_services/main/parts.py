@@ -93,7 +93,7 @@ class RouterPart:
 
 
 def leases_part(settings: LeasesSettings, *, store: MemoryStore, clock: Clock) -> LeasesPart:
-    """Engines and leases. Raises InvalidRequest if spans do not fit together."""
+    """Engines and leases. Raises InvalidRequest if durations do not fit."""
     directory = EngineDirectory(
         table=store.table(Engine),
         epochs=store.sequence(),
@@ -151,7 +151,7 @@ def registry_part(
     control: LeaseControl,
     clock: Clock,
 ) -> SessionRegistry:
-    """A registry that follows these leases. Raises InvalidRequest if spans do not fit together."""
+    """A registry that follows these leases. Raises InvalidRequest if durations do not fit."""
     return SessionRegistry(
         table=store.table(Session),
         leases=leases,

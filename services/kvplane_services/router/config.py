@@ -19,7 +19,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """Bounds and spans of the router; spans in seconds.
+    """Bounds of the router, and durations in seconds.
 
     Attributes:
         min_pull_tokens: Retentions that hold fewer tokens are not worth a transfer.

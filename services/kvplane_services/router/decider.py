@@ -76,7 +76,9 @@ class Decider:
         self._config = config
         self._clock = clock
         self._new_id = new_id
-        self._expected = ExpectedRetentions(span=config.retention_expected, memory=config.memory)
+        self._expected = ExpectedRetentions(
+            duration=config.retention_expected, memory=config.memory
+        )
         # Futures, so that a retry which overtakes the first call waits for its answer.
         self._answers: RequestMemory[asyncio.Future[Decision]] = RequestMemory(limit=config.answers)
 

@@ -8,17 +8,17 @@ class ExpectedRetentions:
     """Remembers, per session, the turn whose retention was not reported yet.
 
     The client's next turn may overtake the engine's report of the last one. A session is
-    expected for `span` seconds at most, and given up after one wait in vain, so that an
+    expected for `duration` seconds at most, and given up after one wait in vain, so that an
     engine that retains nothing slows one turn down, not all.
     """
 
-    def __init__(self, *, span: float, memory: int) -> None:
-        self._span = span
+    def __init__(self, *, duration: float, memory: int) -> None:
+        self._duration = duration
         self._turns: Remembered[SessionKey, tuple[str, float]] = Remembered(memory)
 
     def expect(self, key: SessionKey, decision_id: str, now: float) -> None:
         """Notes that the turn of this decision ended well on an engine that retains."""
-        self._turns.put(key, (decision_id, now + self._span))
+        self._turns.put(key, (decision_id, now + self._duration))
 
     def of(self, key: SessionKey, now: float) -> str | None:
         """The decision whose retention is expected for the session."""

@@ -74,7 +74,7 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The router's answer for one turn; spans in seconds."""
+    """The router's answer for one turn; durations in seconds."""
 
     decision_id: str
     strategy: Strategy
@@ -92,7 +92,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class LegReport:
-    """How one leg of a decision went; spans in seconds, zero if unknown."""
+    """How one leg of a decision went; durations in seconds, zero if unknown."""
 
     decision_id: str
     leg: LegKind

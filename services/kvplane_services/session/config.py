@@ -1,14 +1,14 @@
-"""Spans and bounds of sessions."""
+"""Durations and bounds of sessions."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """How long sessions are remembered and may be kept; spans in seconds.
+    """How long sessions are remembered and may be kept; durations in seconds.
 
     Raises:
-        ValueError: The spans do not fit together.
+        ValueError: The durations do not fit together.
 
     """
 

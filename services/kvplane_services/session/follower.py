@@ -28,7 +28,7 @@ class LeaseFollower:
         leases: All leases, and their changes.
         book: The sessions.
         keeper: Claims and releases new leases.
-        config: Spans and bounds.
+        config: Durations and bounds.
 
     """
 

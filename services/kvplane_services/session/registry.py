@@ -36,7 +36,7 @@ class SessionRegistry:
         leases: All leases, and their changes.
         control: The lease manager.
         clock: Time.
-        config: Spans and bounds.
+        config: Durations and bounds.
 
     """
 

@@ -9,7 +9,7 @@ _LOOK_SECONDS = 0.02
 
 @dataclass(slots=True)
 class Pace:
-    """A factor on every span, and a stop."""
+    """A factor on every duration, and a stop."""
 
     factor: float = 1.0
     frozen: bool = False

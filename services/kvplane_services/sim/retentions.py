@@ -144,7 +144,7 @@ class RetentionTable:
 
         Args:
             directive: What to do.
-            sent_at: When the answered frame was sent; spans count from there.
+            sent_at: When the answered frame was sent; durations count from there.
             now: The time.
 
         """

@@ -93,7 +93,7 @@ def test_a_frozen_engine_answers_nothing_until_it_thaws(engine: SimProcess) -> N
 
 
 def test_slow_engines_are_slow(engine: SimProcess) -> None:
-    """Every span is longer by the factor."""
+    """Every duration is longer by the factor."""
     _set(engine, {"kind": "slow", "factor": 30})
     clock = SystemClock()
     started = clock.now()

@@ -39,7 +39,7 @@ async def beat(call: Any, **fields: Any) -> pb.HeartbeatEngineResponse:
 
 
 async def test_an_engine_is_registered_as_described(state: ServedState) -> None:
-    """Every field travels there and back, and the answer tells the spans to keep."""
+    """Every field travels there and back, and the answer tells the durations to keep."""
     described = engine_of(labels={"zone": "a"}, data_parallel_size=2, data_parallel_rank=1)
 
     answer = await state.register(described)

@@ -300,6 +300,6 @@ def test_every_domain_error_has_a_status() -> None:
     ],
 )
 def test_impossible_configurations(values: dict[str, Any]) -> None:
-    """Spans and sizes are positive."""
+    """Durations and sizes are positive."""
     with pytest.raises(ValueError, match="must"):
         GrpcServerConfig(**values)

@@ -95,7 +95,7 @@ def test_help_of_a_shared_name_shows_both() -> None:
     [
         (["engines", "list", "--plane", "nowhere"], "expected host:port"),
         (["engines", "list", "--role", "worker"], "'prefill', 'decode', 'both'"),
-        (["sessions", "touch", "a:b:c:d", "--for", "soon"], "is not a span"),
+        (["sessions", "touch", "a:b:c:d", "--for", "soon"], "is not a duration"),
         (["sessions", "get", "just-an-id"], "give --model"),
         (["explain"], "--model"),
     ],

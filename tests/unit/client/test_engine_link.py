@@ -178,7 +178,7 @@ async def test_stop_without_a_plane_is_clean() -> None:
     assert plane.transport.closed
 
 
-async def test_spans_count_from_when_the_frame_was_sent() -> None:
+async def test_durations_count_from_when_the_frame_was_sent() -> None:
     """Directives come with the time of sending, however late the answer."""
     plane, source, clock = Plane(), Source(), FakeClock()
 
@@ -382,7 +382,7 @@ async def test_one_link_runs_once() -> None:
 
 
 def test_timing_that_cannot_work_is_refused() -> None:
-    """Spans are checked when they are made."""
+    """Durations are checked when they are made."""
     with pytest.raises(ValueError):
         LinkTiming(answer_timeout=0)
     with pytest.raises(ValueError):

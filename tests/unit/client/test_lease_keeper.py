@@ -260,9 +260,9 @@ async def test_cut_stream_is_opened_again() -> None:
     assert it.lost == []
 
 
-def test_margin_beyond_the_span_is_refused() -> None:
+def test_margin_beyond_the_duration_is_refused() -> None:
     """A margin that leaves nothing is a mistake."""
     with pytest.raises(ValueError):
         KeeperTiming(margin=10.0, unanswered_ttl=10.0)
-    with pytest.raises(ValueError, match="spans"):
+    with pytest.raises(ValueError, match="durations"):
         KeeperTiming(answer_timeout=0)

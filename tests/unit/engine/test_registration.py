@@ -59,7 +59,7 @@ def test_stock_engines_need_neither_side_channel_nor_layout() -> None:
 
 
 @pytest.mark.parametrize(
-    "spans",
+    "durations",
     [
         {"ttl": 1.0},
         {"ttl": 400.0},
@@ -70,10 +70,10 @@ def test_stock_engines_need_neither_side_channel_nor_layout() -> None:
         {"max_engines": 0},
     ],
 )
-def test_spans_that_do_not_fit_together(spans: dict[str, Any]) -> None:
+def test_durations_that_do_not_fit_together(durations: dict[str, Any]) -> None:
     """A configuration under which engines would be lost at once is refused at construction."""
     with pytest.raises(ValueError, match="must"):
-        DirectoryConfig(**spans)
+        DirectoryConfig(**durations)
 
 
 def test_ttl_is_clamped_at_both_ends() -> None:

@@ -52,8 +52,8 @@ def open_leg(reports: LegReports, clock: FakeClock, telemetry: Telemetry) -> Ope
     )
 
 
-async def test_leg_is_reported_once_with_its_spans() -> None:
-    """The first end counts, and spans run from the start of the leg."""
+async def test_leg_is_reported_once_with_its_durations() -> None:
+    """The first end counts, and durations run from the start of the leg."""
     router, clock, telemetry = Router(), FakeClock(), Telemetry()
     reports = LegReports(router=router)
     async with reports.running():
@@ -81,7 +81,7 @@ async def test_leg_is_reported_once_with_its_spans() -> None:
     assert 'kvplane_legs_in_flight{leg="decode"} 0.0' in text
 
 
-async def test_leg_that_never_ran_has_no_spans() -> None:
+async def test_leg_that_never_ran_has_no_durations() -> None:
     """Ending a leg that was not sent counts nothing in flight."""
     router, telemetry = Router(), Telemetry()
     reports = LegReports(router=router)

@@ -13,7 +13,7 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Waits; a negative or zero span only yields to other tasks."""
+        """Waits; a negative or zero duration only yields to other tasks."""
         ...
 
 

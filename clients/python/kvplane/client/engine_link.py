@@ -5,7 +5,7 @@ What the link promises:
   taken off only when the frame that carried it was answered.
 - Trouble on the network never leaves `run`: the link backs off, opens a new stream and starts
   it with a full report. The engine serves on meanwhile.
-- Spans in directives are counted from when the answered frame was sent.
+- Durations in directives are counted from when the answered frame was sent.
 
 What it does not promise: that a change is reported once only, or that the plane saw a
 retention that began and ended between two frames.
@@ -52,7 +52,7 @@ class EngineLink:
         engine_id: Last part of the engine's resource name.
         engine: What to register.
         source: The engine's retentions and load.
-        timing: Spans; the defaults suit a plane in the same network.
+        timing: Durations; the defaults suit a plane in the same network.
         tls: Encryption; None for none.
         clock: Time, for tests.
         transport: Replaces gRPC, for tests.

@@ -29,7 +29,7 @@ def frame_of(
     full: bool,
     now: float,
 ) -> engine_pb2.HeartbeatEngineRequest:
-    """One heartbeat; `now` is the monotonic time from which remaining spans are counted."""
+    """One heartbeat; `now` is the monotonic time from which remaining durations are counted."""
     return engine_pb2.HeartbeatEngineRequest(
         sequence=sequence,
         name=name,
@@ -66,16 +66,16 @@ def directives_of(directives: Iterable[engine_pb2.LeaseDirective]) -> Iterator[D
                 continue
 
 
-def seconds_of(span: Duration) -> float:
-    """A span in seconds."""
-    return span.ToNanoseconds() / 1e9
+def seconds_of(duration: Duration) -> float:
+    """A duration in seconds."""
+    return duration.ToNanoseconds() / 1e9
 
 
 def duration_of(seconds: float) -> Duration:
-    """A span for the wire; negative ones become zero."""
-    span = Duration()
-    span.FromNanoseconds(max(0, round(seconds * 1e9)))
-    return span
+    """A duration for the wire; negative ones become zero."""
+    duration = Duration()
+    duration.FromNanoseconds(max(0, round(seconds * 1e9)))
+    return duration
 
 
 def _retention(one: Retention, now: float) -> engine_pb2.Retention:

@@ -41,7 +41,7 @@ class LeaseKeeper:
         target: Address of LeaseService, `host:port`.
         holder: Who claims, for example `agents/7`. At most 256 bytes.
         on_lost: Called once, in the event loop, for each lease that may not be used any more.
-        timing: Spans.
+        timing: Durations.
         tls: Encryption; None for none.
         clock: Time, for tests.
         transport: Replaces gRPC, for tests.

@@ -8,7 +8,7 @@ from kvplane.client.engine_wire import seconds_of
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What the plane granted; spans in seconds, `lease_ttl` for retentions without a lease."""
+    """What the plane granted; durations in seconds, `lease_ttl` for retentions without a lease."""
 
     name: str
     epoch: int

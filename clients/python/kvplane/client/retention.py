@@ -136,7 +136,7 @@ class RetentionSource(Protocol):
     def apply(self, directives: Sequence[Directive], *, sent_at: float) -> None:
         """Carries out what the plane asks.
 
-        Spans in `directives` count from `sent_at`, the time on the monotonic clock at which
+        Durations in `directives` count from `sent_at`, the time on the monotonic clock at which
         the answered frame was sent. Directives whose fencing token is smaller than one seen
         for the retention must be ignored.
         """

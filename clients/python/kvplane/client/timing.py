@@ -1,11 +1,11 @@
-"""Spans that the long-lived parts of the client go by, in seconds."""
+"""Durations that the long-lived parts of the client go by, in seconds."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTiming:
-    """Spans of an `EngineLink`, in seconds.
+    """Durations of an `EngineLink`, in seconds.
 
     Raises:
         ValueError: They do not fit together.
@@ -31,7 +31,7 @@ class LinkTiming:
 
 @dataclass(frozen=True, slots=True)
 class KeeperTiming:
-    """Spans of a `LeaseKeeper`, in seconds.
+    """Durations of a `LeaseKeeper`, in seconds.
 
     Raises:
         ValueError: They do not fit together.
@@ -60,6 +60,6 @@ class KeeperTiming:
 
 
 def _check(timing: LinkTiming | KeeperTiming) -> None:
-    spans = (timing.answer_timeout, timing.first_backoff, timing.close_timeout)
-    if min(spans) <= 0 or timing.longest_backoff < timing.first_backoff:
-        raise ValueError("spans must be positive, and longest_backoff >= first_backoff")
+    durations = (timing.answer_timeout, timing.first_backoff, timing.close_timeout)
+    if min(durations) <= 0 or timing.longest_backoff < timing.first_backoff:
+        raise ValueError("durations must be positive, and longest_backoff >= first_backoff")

@@ -1,28 +1,28 @@
-"""Spans of time as people write and read them."""
+"""Durations as people write and read them."""
 
 import re
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SPAN = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>ms|s|m|h|d)?")
+_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>ms|s|m|h|d)?")
 
 
-def parse_span(text: str) -> float:
-    """Seconds of a span such as "90", "90s", "1.5m", "2h" or "500ms".
+def parse_duration(text: str) -> float:
+    """Seconds of a duration such as "90", "90s", "1.5m", "2h" or "500ms".
 
     Raises:
-        ValueError: It is not a span.
+        ValueError: It is not a duration.
 
     """
-    match = _SPAN.fullmatch(text.strip())
+    match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a span: write for example 90s, 5m or 2h")
+        raise ValueError(f"{text!r} is not a duration: write for example 90s, 5m or 2h")
     return float(match["number"]) * _UNITS[match["unit"] or "s"]
 
 
-def show_span(seconds: float) -> str:
-    """A span in its two largest units: "85 ms", "12.4 s", "3m 20s", "2h 5m", "4d 1h"."""
+def show_duration(seconds: float) -> str:
+    """A duration in its two largest units: "85 ms", "12.4 s", "3m 20s", "2h 5m", "4d 1h"."""
     if seconds < 0:
-        return f"-{show_span(-seconds)}"
+        return f"-{show_duration(-seconds)}"
     if seconds == 0:
         return "0 s"
     if seconds < 1:
