@@ -33,8 +33,16 @@ class LeaseConfig:
     max_fixed_ttl: float = 3600.0
     # An idle lease is renewed for this long after its last use, ...
     idle_keep: float = 120.0
-    # ... as long as leases take no more than this part of their engine's KV blocks.
+    # ... as long as leases, claimed ones included, take no more than this part of their engine's
+    # KV blocks.
     retention_budget: float = 0.35
+    # An engine where requests wait is short of memory if less than this part of its KV blocks is
+    # free, or less than its largest lease takes: what waits is a turn like those that left leases.
+    # A tenth lets the requests that run grow, which otherwise preempt each other.
+    pressure_free: float = 0.1
+    # How long that must have been so. A turn that arrives or reads from its prefill engine counts
+    # as waiting for some tenths of a second, and must not cost an idle session its lease.
+    pressure_after: float = 1.0
     # For how long, and how many, ended leases can still be asked for.
     remember_ended: float = 600.0
     max_ended: int = 16_384
@@ -56,6 +64,8 @@ class LeaseConfig:
             raise ValueError("fixed leases need 0 < min_fixed_ttl <= max_fixed_ttl")
         if self.idle_keep < 0 or not 0 <= self.retention_budget <= 1:
             raise ValueError("idle_keep must not be negative, retention_budget within 0 to 1")
+        if not 0 <= self.pressure_free <= 1 or self.pressure_after < 0:
+            raise ValueError("pressure_free must be within 0 to 1, pressure_after not negative")
         if self.remember_ended < 0 or min(self.max_ended, self.max_claims) < 1:
             raise ValueError("remember_ended must not be negative, and limits at least 1")
 

@@ -1,17 +1,16 @@
 """Brings the ledger in line with what an engine reports, and the engine with the ledger."""
 
 import logging
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from kvplane_services.clock import Clock
 from kvplane_services.engine.model import Engine
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.lease.config import LeaseConfig
+from kvplane_services.lease.directives import Directives
 from kvplane_services.lease.grants import check_report, lease_id_for, lease_id_of
 from kvplane_services.lease.ledger import Ledger, Record
 from kvplane_services.lease.model import EndReason, Lease
-from kvplane_services.lease.policy import Holding, leases_to_keep
 from kvplane_services.lease.reports import Directive, EngineReport, ReportAnswer, RetentionReport
 from kvplane_services.lease.tokens import TokenIssuer
 
@@ -28,6 +27,7 @@ class Reconciler:
         self._issuer = issuer
         self._clock = clock
         self._config = config
+        self._directives = Directives(ledger=ledger, config=config)
         # Epoch of the last full report, by engine. Without one the plane may know of some
         # retentions only.
         self._complete: dict[str, int] = {}
@@ -55,7 +55,7 @@ class Reconciler:
             self._end_absent(engine, report, now)
             self._complete[engine.engine_id] = engine.epoch
         return ReportAnswer(
-            directives=(*refused, *self._directives(engine, now, everything=report.full)),
+            directives=(*refused, *self._directives.of(engine, now, everything=report.full)),
             full_report_needed=self._complete.get(engine.engine_id) != engine.epoch,
         )
 
@@ -68,6 +68,7 @@ class Reconciler:
     def forget(self, engine_id: str) -> None:
         """Forgets an engine that is gone."""
         self._complete.pop(engine_id, None)
+        self._directives.forget(engine_id)
 
     async def _grant(self, engine: Engine, retention: RetentionReport) -> None:
         adopted = self._adoptable(retention)
@@ -150,58 +151,6 @@ class Reconciler:
                 early = now < record.renewed_at + record.ttl
                 reason = EndReason.RECLAIMED if early else EndReason.EXPIRED
                 self._ledger.end(record, reason, now)
-
-    def _directives(self, engine: Engine, now: float, *, everything: bool) -> tuple[Directive, ...]:
-        # The answer to a stream's frame has arrived when the next frame comes, so each thing is
-        # said once; a full report opens a new stream, to which it is all said again.
-        records = self._ledger.on_engine(engine.engine_id)
-        due = {
-            record.lease_id
-            for record in records
-            if record.release is None
-            and (everything or now >= record.renewed_at + self._config.renew_interval)
-        }
-        renewed = due & self._kept(engine, records, now) if due else due
-        directives: list[Directive] = []
-        for record in records:
-            if record.release is not None:
-                if everything or not record.told:
-                    directives.append(_directive(record, release=record.release))
-            elif record.lease_id in renewed or not record.told:
-                self._ledger.renew(record, ttl=self._config.ttl, now=now)
-                directives.append(_directive(record, renew=self._config.ttl))
-            record.told = True
-        return tuple(directives)
-
-    def _kept(self, engine: Engine, records: list[Record], now: float) -> AbstractSet[str]:
-        total = engine.layout.total_blocks if engine.layout else float("inf")
-        return leases_to_keep(
-            [
-                Holding(
-                    lease_id=record.lease_id,
-                    blocks=record.lease.blocks,
-                    fencing_token=record.lease.fencing_token,
-                    idle=record.idle(now),
-                    claimed=record.claims.count(now) > 0,
-                )
-                for record in records
-                if record.release is None
-            ],
-            budget_blocks=total * self._config.retention_budget,
-            idle_keep=self._config.idle_keep,
-        )
-
-
-def _directive(
-    record: Record, *, renew: float = 0.0, release: EndReason | None = None
-) -> Directive:
-    return Directive(
-        retention_id=record.lease.retention_id,
-        lease=record.lease.name,
-        fencing_token=record.lease.fencing_token,
-        renew=renew,
-        release=release,
-    )
 
 
 def _refusal(retention: RetentionReport) -> Directive:

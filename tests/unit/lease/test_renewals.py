@@ -66,7 +66,7 @@ async def test_claimed_leases_are_renewed_however_long(plane: StatePlane) -> Non
 
 
 async def test_the_budget_limits_what_is_renewed() -> None:
-    """Of too many idle leases only the newest are renewed; claimed ones always are."""
+    """Of too many leases those that are claimed are renewed, then the newest."""
     plane = StatePlane(leases=LeaseConfig(retention_budget=0.5))
     engine = await plane.register(engine_of(layout=KvLayout(block_size=16, total_blocks=100)))
     leases = {}
