@@ -31,10 +31,10 @@ _MODEL = "qwen3-32b"
 
 
 class _NoClaims:
-    def claim(self, lease: str, fencing_token: int) -> None:
+    def claim(self, lease: str, fencing_token: int, *, turn: str) -> None:
         """See `router.decider.Claims`."""
 
-    def drop(self, lease: str) -> None:
+    def drop(self, lease: str, *, turn: str) -> None:
         """See `router.decider.Claims`."""
 
 
