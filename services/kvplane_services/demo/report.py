@@ -51,18 +51,19 @@ def failures(turns: Sequence[ComparedTurn]) -> list[str]:
 
 def as_table(turns: Sequence[ComparedTurn]) -> Table:
     """The table for people."""
-    table = Table(title="Five turns, streamed, greedy", padding=(0, 1))
+    # Fits 80 columns, as wide as most terminals and CI logs are.
+    table = Table(title="Five turns, streamed, greedy", show_edge=False)
     for heading in (
         "turn",
         "prompt\ntokens",
         "strategy",
-        "pulled\nfrom decode",
-        "computed\nby prefill",
-        "TTFT with\nreuse",
+        "pulled\n(decode)",
+        "computed\n(prefill)",
+        "TTFT\nreuse",
         "TTFT\nwithout",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("same\nanswer")
+    table.add_column("same\nanswer", no_wrap=True)
     for turn in turns:
         table.add_row(
             str(turn.turn),

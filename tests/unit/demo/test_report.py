@@ -1,13 +1,15 @@
 """The demo's verdict cannot pass unless reuse happened and was right."""
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kvplane_services.demo.chat import MeasuredTurn
 from kvplane_services.demo.engine_metrics import PromptTokens, parse_prompt_tokens
-from kvplane_services.demo.report import ComparedTurn, as_document, failures
+from kvplane_services.demo.report import ComparedTurn, as_document, as_table, failures
 
 
 def _measured(prompt: int, *, pulled: int, strategy: str = "pull", text: str = "a") -> MeasuredTurn:
@@ -78,6 +80,21 @@ def test_the_document_has_the_promised_keys() -> None:
         "ttft_recompute_ms",
         "equal",
     } == document["turns"][1].keys()
+
+
+def test_the_table_fits_eighty_columns() -> None:
+    """Nothing of the table is cut in a terminal of the usual width, verdicts included."""
+    turns = [
+        ComparedTurn(9, _measured(99_999, pulled=88_888), replace(turn.recompute, ttft_ms=99_999.0))
+        for turn in _good()
+    ]
+    written = io.StringIO()
+
+    Console(width=80, file=written).print(as_table(turns))
+    printed = written.getvalue()
+
+    for part in ("tokens", "strategy", "pull", "88888", "99999 ms", "answer", "yes"):
+        assert part in printed
 
 
 def test_prompt_tokens_are_summed_over_engines_and_split_by_source() -> None:
