@@ -9,6 +9,9 @@ class LoadMeter:
     def __init__(self) -> None:
         self._present: set[str] = set()
         self._scheduled = 0
+        # The request that vLLM tries to place, and the one that the last step found no blocks for.
+        self._offered = ""
+        self._unplaced = ""
         self._pool: Any = None
 
     def arrived(self, request_id: str) -> None:
@@ -18,10 +21,22 @@ class LoadMeter:
     def left(self, request_id: str) -> None:
         """A request finished, or was given up."""
         self._present.discard(request_id)
+        if request_id == self._unplaced:
+            self._unplaced = ""
+
+    def offered(self, request_id: str) -> None:
+        """A request is the next to get blocks."""
+        self._offered = request_id
+
+    def placed(self, request_id: str) -> None:
+        """A request got its blocks."""
+        if request_id == self._offered:
+            self._offered = ""
 
     def scheduled(self, requests: int) -> None:
         """A step was put together with this many requests."""
         self._scheduled = requests
+        self._unplaced, self._offered = self._offered, ""
 
     def bind(self, block_pool: Any) -> None:
         """Takes vLLM's block pool."""
@@ -36,6 +51,11 @@ class LoadMeter:
     def waiting_requests(self) -> int:
         """Requests that were not in the last step."""
         return len(self._present) - self.running_requests
+
+    @property
+    def lacks_blocks(self) -> bool:
+        """Whether the last step ended at a request for which too few blocks were free."""
+        return bool(self._unplaced)
 
     @property
     def total_blocks(self) -> int:

@@ -81,6 +81,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
         """See vLLM. Offers of a prefill leg's handle only what its blocks provably hold."""
+        self._load.offered(request.request_id)
         params = request.kv_transfer_params
         if params and params.get("do_remote_decode"):
             if params.get(_READ_DONE):
@@ -93,6 +94,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See vLLM."""
+        self._load.placed(request.request_id)
         params = request.kv_transfer_params
         if params:
             if self.is_bidirectional_kv_xfer_enabled:
@@ -134,12 +136,22 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
     def request_finished(
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """See vLLM. A decode turn with a mark is retained under a lease, and reported."""
+        """See vLLM. A decode turn with a mark is retained under a lease, and reported.
+
+        Nothing is retained while a request waits for blocks, or turns that come one after the
+        other would each wait for the last one's lease.
+        """
         self._load.left(request.request_id)
         params = request.kv_transfer_params
         mark = None if not params or params.get("do_remote_decode") else usable_mark(params)
         if mark is None:
             return super().request_finished(request, block_ids)
+        if self._load.lacks_blocks:
+            # Without blocks there is nothing to keep; the rest is vLLM's book-keeping. The
+            # workers are told to forget the request as they are of one that was aborted.
+            super().request_finished(request, [() for _ in block_ids])
+            self._reqs_not_processed.add(request.request_id)
+            return False, None
         stock_ttl, self.decoder_kv_blocks_ttl = self.decoder_kv_blocks_ttl, self._ledger.ttl
         try:
             retained, handle = super().request_finished(request, block_ids)

@@ -48,6 +48,7 @@ class Batcher:
         waiting: Wait for blocks or a place, first come first.
         transferring: Wait for a transfer.
         running: Are computed, first come first.
+        lacks_blocks: Whether the last step ended at a request for which too few were free.
 
     """
 
@@ -61,6 +62,7 @@ class Batcher:
         self.waiting: deque[Request] = deque()
         self.transferring: set[Request] = set()
         self.running: list[Request] = []
+        self.lacks_blocks = False
 
     def next(self) -> Batch:
         """Decides the next step; it is empty if nothing can run."""
@@ -82,6 +84,7 @@ class Batcher:
                 read = self._admit(request)
             except OutOfBlocks:
                 self.waiting.appendleft(request)
+                short = True
                 break
             if read is not None:
                 batch.reads.append((request, read))
@@ -89,6 +92,7 @@ class Batcher:
                 count = _left(request, budget)
                 batch.entries.append((request, count))
                 budget -= count
+        self.lacks_blocks = short
         return batch
 
     def wait_again(self, request: Request) -> None:

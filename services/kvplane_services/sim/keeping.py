@@ -45,17 +45,20 @@ class Keeper:
         self._clock = clock
         self.retention_ttl = rules.retention_ttl
 
-    def keep(self, request: Request) -> dict[str, Any] | None:
+    def keep(self, request: Request, *, lacks_blocks: bool) -> dict[str, Any] | None:
         """Takes over a request's blocks; returns the answer's parameters, None if nothing stays.
 
-        A request without `kv_transfer_params` leaves nothing behind.
+        A request without `kv_transfer_params` leaves nothing behind, nor does a turn while another
+        request waits for blocks.
         """
         if not request.params:
             return None
         if request.is_prefill_leg:
             return self._stage(request)
         mark = None if self._rules.stock else TurnMark.decode(request.params)
-        return self._retain(request, mark) if mark is not None else self._retain_stock(request)
+        if mark is None:
+            return self._retain_stock(request)
+        return None if lacks_blocks else self._retain(request, mark)
 
     def _stage(self, request: Request) -> dict[str, Any]:
         params = answer_params(request, address=self._address, tokens=request.computed, expiry=None)

@@ -181,7 +181,7 @@ class Scheduler:
         if sampled.stop_reason is None:
             # vLLM finds stop texts outside its engine core, which then aborts the request: a
             # reply that ended so leaves nothing behind.
-            params = self._keeper.keep(request)
+            params = self._keeper.keep(request, lacks_blocks=self._batcher.lacks_blocks)
         if params is None:
             self._free(request)
         self._end(

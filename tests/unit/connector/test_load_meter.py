@@ -16,6 +16,27 @@ def test_requests_are_running_or_waiting() -> None:
     assert (load.running_requests, load.waiting_requests) == (0, 0)
 
 
+def test_a_request_that_got_no_blocks_lacks_them() -> None:
+    """Offered and not placed in the last step: it waits for memory, until it is placed or goes."""
+    load = LoadMeter()
+    load.offered("a")
+    load.placed("a")
+    load.offered("b")
+    assert not load.lacks_blocks
+    load.scheduled(1)
+    assert load.lacks_blocks
+
+    load.offered("b")
+    load.placed("b")
+    load.scheduled(2)
+    assert not load.lacks_blocks
+
+    load.offered("c")
+    load.scheduled(2)
+    load.left("c")
+    assert not load.lacks_blocks
+
+
 def test_the_null_block_is_not_counted() -> None:
     """vLLM's stand-in block is neither capacity nor in use."""
     load = LoadMeter()
