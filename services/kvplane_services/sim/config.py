@@ -69,6 +69,8 @@ class ConnectorRules:
             connector: vLLM's `decoder_kv_blocks_ttl`.
         staged_ttl: Seconds that a prefill engine keeps blocks: vLLM's `kv_lease_duration`.
         expiry_margin: Seconds before a handle's expiry in which no read is begun.
+        end_margin: Seconds before a handle's expiry in which a read that ends counts as failed.
+            Not so under the stock connector, which uses whatever arrived.
 
     """
 
@@ -77,6 +79,7 @@ class ConnectorRules:
     stock_ttl: float = 480.0
     staged_ttl: float = 30.0
     expiry_margin: float = 5.0
+    end_margin: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,9 @@ class Keeper:
         return None if lacks_blocks else self._retain(request, mark)
 
     def _stage(self, request: Request) -> dict[str, Any]:
-        params = answer_params(request, address=self._address, tokens=request.computed, expiry=None)
         deadline = self._clock.now() + self._rules.staged_ttl
+        # vLLM says until when it keeps a turn, but not until when it keeps staged blocks.
+        params = self._handle(request, expiry=None if self._rules.stock else deadline)
         self._begin_consumable(request, params, deadline=deadline)
         return params
 
@@ -95,12 +96,12 @@ class Keeper:
         self._begin_consumable(request, params, deadline=expiry if timed else math.inf)
         return params
 
-    def _handle(self, request: Request, *, expiry: float) -> dict[str, Any]:
+    def _handle(self, request: Request, *, expiry: float | None) -> dict[str, Any]:
         return answer_params(
             request,
             address=self._address,
             tokens=request.computed,
-            expiry=self._exported_clock(expiry),
+            expiry=None if expiry is None else self._exported_clock(expiry),
         )
 
     def _begin_consumable(

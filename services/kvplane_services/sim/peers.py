@@ -15,7 +15,7 @@ from aiohttp import web
 from kvplane_services.clock import Clock
 from kvplane_services.sim.blocks import BlockPool
 from kvplane_services.sim.pace import Pace
-from kvplane_services.sim.reading import ReadDeclined, ReadFailed
+from kvplane_services.sim.reading import ReadFailed
 from kvplane_services.sim.retentions import RetentionTable
 from kvplane_services.sim.transfers import Peer, RemoteRead
 
@@ -119,7 +119,6 @@ class PeerClient:
         http: Session to use; the caller closes it.
         clock: Time.
         block_bytes: Bytes per block.
-        expiry_margin: Seconds before a handle's expiry in which no read is begun.
         fails: Whether a fault makes the next read fail.
 
     """
@@ -130,27 +129,24 @@ class PeerClient:
         http: aiohttp.ClientSession,
         clock: Clock,
         block_bytes: int,
-        expiry_margin: float,
         fails: Callable[[], bool],
     ) -> None:
         self._http = http
         self._clock = clock
         self._block_bytes = block_bytes
-        self._expiry_margin = expiry_margin
         self._fails = fails
-        # How far each peer's exported clock is ahead of this engine's clock.
-        self._offsets: dict[Peer, float] = {}
+        self._ahead: dict[Peer, float] = {}
+
+    async def clock_ahead(self, peer: Peer) -> float:
+        """See `Peers.clock_ahead`. Shakes hands with a peer that it does not know yet."""
+        if peer not in self._ahead:
+            self._ahead[peer] = await self._shake_hands(peer)
+        return self._ahead[peer]
 
     async def read(self, read: RemoteRead, *, seconds: float) -> Sequence[bytes]:
         """See `Peers.read`."""
         if self._fails():
             raise ReadFailed("a fault was asked for")
-        if read.peer not in self._offsets:
-            await self._shake_hands(read.peer)
-        if read.expiry is not None:
-            left = read.expiry - self._offsets[read.peer] - self._clock.now()
-            if left <= self._expiry_margin:
-                raise ReadDeclined(f"the handle expires in {left:.1f} s")
         contents: list[bytes] = []
         step = max(1, -(-len(read.block_ids) // _SLICES))
         slices = range(0, len(read.block_ids), step)
@@ -178,11 +174,14 @@ class PeerClient:
         except ReadFailed:
             return  # The read will find out.
 
-    async def _shake_hands(self, peer: Peer) -> None:
+    async def _shake_hands(self, peer: Peer) -> float:
         before = self._clock.now()
         answer = await self._post(peer, "handshake", {}, seconds=_HANDSHAKE_SECONDS, json=True)
-        middle = (before + self._clock.now()) / 2
-        self._offsets[peer] = float(answer["clock"]) - middle
+        if self._clock.now() - before > _HANDSHAKE_SECONDS:
+            # This engine stood still meanwhile: the peer's clock could be off by as much.
+            raise ReadFailed("the handshake took too long")
+        # As if the peer had told its time at once: it cannot be further ahead than that.
+        return float(answer["clock"]) - before
 
     async def _post(
         self,
@@ -202,9 +201,9 @@ class PeerClient:
                 timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=_HANDSHAKE_SECONDS),
             ) as answer:
                 if answer.status >= HTTPStatus.BAD_REQUEST:
-                    self._offsets.pop(peer, None)
+                    self._ahead.pop(peer, None)
                     raise ReadFailed(await answer.text())
                 return await answer.json() if json else await answer.read()
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
-            self._offsets.pop(peer, None)
+            self._ahead.pop(peer, None)
             raise ReadFailed(str(error) or type(error).__name__) from error

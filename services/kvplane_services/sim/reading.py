@@ -5,7 +5,7 @@ from typing import Protocol
 
 from kvplane_services.clock import Clock
 from kvplane_services.sim.blocks import BlockPool
-from kvplane_services.sim.config import EngineSpeed
+from kvplane_services.sim.config import ConnectorRules, EngineSpeed
 from kvplane_services.sim.counters import Counters
 from kvplane_services.sim.pace import Pace
 from kvplane_services.sim.request import Request
@@ -17,18 +17,26 @@ class ReadFailed(Exception):
 
 
 class ReadDeclined(Exception):
-    """The owner may give the blocks away before they could be read."""
+    """The owner may have given the blocks away before they were read."""
 
 
 class Peers(Protocol):
     """How an engine reaches the side channels of others."""
 
-    async def read(self, read: RemoteRead, *, seconds: float) -> Sequence[bytes]:
-        """The content of the blocks, after about so many seconds.
+    async def clock_ahead(self, peer: Peer) -> float:
+        """How far the clock of a peer's handles is ahead of this engine's, at most, in seconds.
 
         Raises:
             ReadFailed: The owner cannot be reached, or is another process by now.
-            ReadDeclined: The handle's expiry is too near.
+
+        """
+        ...
+
+    async def read(self, read: RemoteRead, *, seconds: float) -> Sequence[bytes]:
+        """The content of the blocks, after about so many seconds; whatever they hold by then.
+
+        Raises:
+            ReadFailed: The owner cannot be reached, or is another process by now.
 
         """
         ...
@@ -48,6 +56,7 @@ class Reader:
     Args:
         peers: Other engines.
         pool: This engine's blocks.
+        rules: How the connector behaves.
         speed: How long transfers take.
         counters: Told of transfers.
         clock: Time.
@@ -60,6 +69,7 @@ class Reader:
         *,
         peers: Peers,
         pool: BlockPool,
+        rules: ConnectorRules,
         speed: EngineSpeed,
         counters: Counters,
         clock: Clock,
@@ -67,6 +77,7 @@ class Reader:
     ) -> None:
         self._peers = peers
         self._pool = pool
+        self._rules = rules
         self._speed = speed
         self._counters = counters
         self._clock = clock
@@ -80,14 +91,18 @@ class Reader:
         seconds = self._pace.factor * self._speed.transfer(tokens=tokens, blocks=count)
         started = self._clock.now()
         try:
+            ahead = await self._peers.clock_ahead(read.peer)
+            self._check(read, ahead, self._rules.expiry_margin)
             contents = await self._peers.read(read, seconds=seconds)
+            await self._pace.thawed(self._clock)
+            if not self._rules.stock:
+                self._check(read, ahead, self._rules.end_margin)
         except ReadDeclined as declined:
             self._counters.expired()
             return str(declined)
         except ReadFailed as failed:
             self._counters.transfer_failed()
             return str(failed)
-        await self._pace.thawed(self._clock)
         first = request.computed // size
         for block_id, content in zip(request.block_ids[first:], contents, strict=False):
             self._pool.copy_in(block_id, content)
@@ -97,6 +112,14 @@ class Reader:
         )
         await self.tell(read.peer, read.request_id)
         return ""
+
+    def _check(self, read: RemoteRead, ahead: float, margin: float) -> None:
+        """Raises ReadDeclined if the blocks may be given away by now, or in a moment."""
+        if read.expiry is None:
+            return
+        left = read.expiry - ahead - self._clock.now()
+        if left <= margin:
+            raise ReadDeclined(f"the handle expires in {left:.1f} s")
 
     async def tell(self, peer: Peer, request_id: str) -> None:
         """Tells the owner that its blocks are not needed any more by this reader."""

@@ -4,6 +4,7 @@ Follows vLLM's NIXL pull scheduler, and kvplane's connector on top of it: a hand
 tokens that its proof shares with the prompt, and a handle without proof is not read at all.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,8 @@ def plan_read(
 
     None if its parameters ask for no read, are broken, or prove nothing. A prefill leg that has
     all that it could read already tells the owner only under the stock connector, which frees
-    the blocks by that.
+    the blocks by that. A decode leg that is not told until when its blocks are staged reads
+    nothing, and tells the owner.
     """
     params = request.params or {}
     blocks = _block_ids(params.get("remote_block_ids"))
@@ -59,7 +61,7 @@ def plan_read(
         return None
     expiry = _number(params.get("remote_blocks_expiry_time"))
     if request.is_decode_leg:
-        tokens = len(request.prompt)
+        tokens = len(request.prompt) if stock or expiry is not None else 0
     elif not request.is_prefill_leg:
         return None
     elif stock:
@@ -93,7 +95,7 @@ def answer_params(
         request: The request, finished.
         address: This engine's side channel.
         tokens: Tokens whose KV the blocks hold.
-        expiry: When they go, on this engine's exported clock; None for staged blocks.
+        expiry: When they go, on this engine's exported clock; None if it does not say.
 
     """
     params: dict[str, Any] = {
@@ -155,7 +157,10 @@ def _block_ids(value: Any) -> Sequence[int]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # JSON can spell NaN, infinity, and integers past any float.
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def _whole(value: Any) -> int:

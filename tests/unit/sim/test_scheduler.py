@@ -186,22 +186,81 @@ async def test_the_stock_connector_answers_wrong_on_edited_history() -> None:
     assert len(decode.retentions) == 0
 
 
-async def test_freed_blocks_are_read_silently() -> None:
-    """A handle used after its blocks went to somebody else yields wrong KV and no error."""
+@pytest.mark.parametrize("stock", [True, False], ids=["stock", "kvplane"])
+async def test_staged_blocks_that_were_given_away_are_not_read(*, stock: bool) -> None:
+    """A leg that comes after its blocks' end recomputes; the stock connector answers wrong."""
     lab = Lab()
-    prefill = lab.engine("p", shape=_without_cache())
-    decode = lab.engine("d", shape=_without_cache(14))
+    rules = ConnectorRules(stock=stock)
+    prefill = lab.engine("p", shape=_without_cache(14), rules=rules)
+    decode = lab.engine("d", rules=rules)
     async with Running(prefill, decode):
-        _, second = await _turn(lab, prefill, decode, PROMPT)
-        handle = decode.handle()
+        first = prefill.submit(PROMPT, max_tokens=1, params=dict(PREFILL_ONLY), name="p")
+        staged = (await finish(lab.clock, first)).params
         await lab.clock.advance(31.0)
-        other = decode.submit(list(range(100, 145)), max_tokens=5)
+        other = prefill.submit(list(range(100, 145)), max_tokens=5, name="other")
         await finish(lab.clock, other)
-        third = prefill.submit([*second.tokens, 7], params=handle, name="late")
-        output = await finish(lab.clock, third)
+        second = decode.submit(PROMPT, params=dict(staged or {}), name="d")
+        output = await finish(lab.clock, second)
+        again = decode.submit(PROMPT, name="again")
+        await finish(lab.clock, again)
     assert output.finish_reason is FinishReason.LENGTH
-    assert third.tokens != await _expected([*second.tokens, 7], 4)
-    assert decode.late_reads == 1
+    right = await _expected(PROMPT, 4)
+    assert (second.tokens == right, again.tokens == right) == (not stock, not stock)
+    assert prefill.late_reads == (1 if stock else 0)
+
+
+async def test_what_a_frozen_engine_read_too_late_is_neither_used_nor_shared() -> None:
+    """A read that began in time and ended after the expiry has failed: the leg recomputes."""
+    lab = Lab()
+    prefill = lab.engine("p", shape=_without_cache(14))
+    decode = lab.engine("d")
+    async with Running(prefill, decode):
+        first = prefill.submit(PROMPT, max_tokens=1, params=dict(PREFILL_ONLY), name="p")
+        staged = (await finish(lab.clock, first)).params
+        decode.reads_take = 32.0
+        second = decode.submit(PROMPT, params=dict(staged or {}), name="d")
+        await lab.clock.advance(0.05)
+        assert second.state is RequestState.TRANSFERRING
+        decode.pace.frozen = True
+        await lab.clock.advance(31.0)
+        await finish(lab.clock, prefill.submit(list(range(100, 145)), max_tokens=5, name="other"))
+        await lab.clock.advance(2.0)
+        decode.pace.frozen = False
+        await finish(lab.clock, second)
+        again = decode.submit(PROMPT, name="again")
+        await finish(lab.clock, again)
+    assert second.tokens == again.tokens == await _expected(PROMPT, 4)
+    assert second.sources == PromptSources(computed=40, local_cache=0, external=0)
+
+
+async def test_a_read_over_a_slow_link_counts_until_the_expiry() -> None:
+    """How long a read takes does not matter while the handle's promise lasts, and then it does."""
+    for seconds, external in ((28.5, 40), (29.5, 0)):
+        lab = Lab()
+        prefill, decode = lab.engine("p"), lab.engine("d")
+        async with Running(prefill, decode):
+            first = prefill.submit(PROMPT, max_tokens=1, params=dict(PREFILL_ONLY), name="p")
+            staged = (await finish(lab.clock, first)).params
+            decode.reads_take = seconds
+            second = decode.submit(PROMPT, params=dict(staged or {}), name="d")
+            await finish(lab.clock, second, within=40.0)
+        assert second.sources == PromptSources(40 - external, 0, external)
+        assert second.tokens == await _expected(PROMPT, 4)
+
+
+async def test_staged_blocks_without_an_expiry_are_given_back_unread() -> None:
+    """A decode leg that is not told until when recomputes, and prefill has its memory back."""
+    lab = Lab()
+    prefill, decode = lab.engine("p"), lab.engine("d")
+    async with Running(prefill, decode):
+        first = prefill.submit(PROMPT, max_tokens=1, params=dict(PREFILL_ONLY), name="p")
+        staged = dict((await finish(lab.clock, first)).params or {})
+        assert staged["remote_blocks_expiry_time"] == pytest.approx(lab.clock.now() + 30, abs=0.1)
+        staged["remote_blocks_expiry_time"] = None
+        second = decode.submit(PROMPT, params=staged, name="d")
+        await finish(lab.clock, second)
+    assert second.sources == PromptSources(computed=40, local_cache=0, external=0)
+    assert len(prefill.retentions) == 0
 
 
 @pytest.mark.parametrize("broken", ["no proof", "no expiry", "owner gone"])
@@ -289,11 +348,13 @@ async def test_a_reply_that_ends_with_a_stop_text_leaves_nothing() -> None:
     assert engine.pool.used == 0
 
 
-async def test_staged_blocks_wait_for_a_decode_leg_that_waits() -> None:
-    """A decode leg without room keeps P's blocks alive beyond their own time."""
+@pytest.mark.parametrize(("stock", "read"), [(True, 40), (False, 0)], ids=["stock", "kvplane"])
+async def test_staged_blocks_wait_for_a_decode_leg_that_waits(*, stock: bool, read: int) -> None:
+    """A leg without room keeps P's blocks alive; it reads them if their handle promised as much."""
     lab = Lab()
-    prefill = lab.engine("p")
-    decode = lab.engine("d", shape=_without_cache(12))
+    rules = ConnectorRules(stock=stock)
+    prefill = lab.engine("p", rules=rules)
+    decode = lab.engine("d", shape=_without_cache(12), rules=rules)
     async with Running(prefill, decode):
         blocker = decode.submit(list(range(40)), params={**LOCAL_ONLY, **MARKED}, name="blocker")
         await finish(lab.clock, blocker)
@@ -305,9 +366,12 @@ async def test_staged_blocks_wait_for_a_decode_leg_that_waits() -> None:
         second = decode.submit(PROMPT, params=dict(staged or {}), name="d")
         await lab.clock.advance(44.0)
         assert second.state is RequestState.WAITING
+        assert len(prefill.retentions) == 1
         await finish(lab.clock, second)
-    assert second.sources == PromptSources(computed=0, local_cache=0, external=40)
+        await lab.clock.advance(25.0)
+    assert second.sources == PromptSources(computed=40 - read, local_cache=0, external=read)
     assert second.tokens == await _expected(PROMPT, 4)
+    assert len(prefill.retentions) == 0
 
 
 async def test_a_frozen_engine_does_nothing_until_it_thaws() -> None:
