@@ -62,6 +62,12 @@ class SimSection(Section):
     retention_ttl: float = Field(
         default=30.0, gt=0, description="Seconds that it retains without word from a plane."
     )
+    staged_ttl: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds that prefill keeps blocks for the decode leg: vLLM's "
+        "`kv_lease_duration`. Reads begin until 5 s before.",
+    )
     faults: tuple[str, ...] = Field(
         default=(), description="Faults from the start, each as KIND:NAME=NUMBER,..."
     )

@@ -103,6 +103,13 @@ def sim_engine(
         float | None,
         typer.Option(help="Seconds that it retains without word from a plane. [default: 30]"),
     ] = None,
+    staged_ttl: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds that prefill keeps blocks for the decode leg, vLLM's kv_lease_duration; "
+            "reads begin until 5 s before. [default: 30]"
+        ),
+    ] = None,
     fault: Annotated[
         list[str] | None,
         typer.Option(
@@ -165,6 +172,7 @@ def sim_engine(
                 "descriptors_per_block": descriptors_per_block,
                 "transfer_tokens_per_s": transfer_tokens_per_s,
                 "retention_ttl": retention_ttl,
+                "staged_ttl": staged_ttl,
                 "faults": fault,
             },
             "log": {"level": log_level, "format": log_format},

@@ -66,5 +66,9 @@ def config_of(section: SimSection) -> SimEngineConfig:
             descriptors_per_block=section.descriptors_per_block,
             transfer_tokens_per_s=section.transfer_tokens_per_s,
         ),
-        connector=ConnectorRules(stock=section.stock, retention_ttl=section.retention_ttl),
+        connector=ConnectorRules(
+            stock=section.stock,
+            retention_ttl=section.retention_ttl,
+            staged_ttl=section.staged_ttl,
+        ),
     )
