@@ -5,6 +5,7 @@ fixture that starts some has at most the scope of a package, so that one pair li
 """
 
 import asyncio
+import dataclasses
 import json
 import os
 import urllib.request
@@ -62,10 +63,12 @@ def engine_python() -> Path:
 
 
 @contextmanager
-def started(options: Sequence[EngineOptions], log_dir: Path) -> Iterator[tuple[LocalEngine, ...]]:
+def started(
+    options: Sequence[EngineOptions], log_dir: Path, *, import_paths: Sequence[Path] = IMPORT_PATHS
+) -> Iterator[tuple[LocalEngine, ...]]:
     """Engines that run until the block ends; no event loop is left running meanwhile."""
     manager: AbstractAsyncContextManager[tuple[LocalEngine, ...]] = running_engines(
-        *options, engine_python=engine_python(), log_dir=log_dir, import_paths=IMPORT_PATHS
+        *options, engine_python=engine_python(), log_dir=log_dir, import_paths=import_paths
     )
     with asyncio.Runner() as runner:
         engines = runner.run(manager.__aenter__())
@@ -76,19 +79,26 @@ def started(options: Sequence[EngineOptions], log_dir: Path) -> Iterator[tuple[L
 
 
 @contextmanager
-def started_pair(plane: str, folder: Path, **settings: Any) -> Iterator[EnginePair]:
-    """A prefill and a decode engine on the tiny model; `settings` are the connector's."""
-    with asyncio.Runner() as runner:
-        runner.run(
-            make_model(
-                engine_python=engine_python(),
-                folder=folder / "model",
-                import_paths=IMPORT_PATHS,
-            )
-        )
-    options = prefill_and_decode(model_dir=folder / "model", plane=plane, settings=settings)
+def started_pair(
+    plane: str, folder: Path, *, extra_config: Mapping[str, Any] | None = None
+) -> Iterator[EnginePair]:
+    """A prefill and a decode engine on the tiny model; `extra_config` is the connector's."""
+    options = [
+        dataclasses.replace(one, extra_config=extra_config or {})
+        for one in prefill_and_decode(model_dir=tiny_model(folder), plane=plane)
+    ]
     with started(options, folder / "logs") as (prefill, decode):
         yield EnginePair(prefill, decode)
+
+
+def tiny_model(folder: Path) -> Path:
+    """Makes the tiny model in `folder`; returns its own folder there."""
+    made = folder / "model"
+    with asyncio.Runner() as runner:
+        runner.run(
+            make_model(engine_python=engine_python(), folder=made, import_paths=IMPORT_PATHS)
+        )
+    return made
 
 
 @dataclass(frozen=True, slots=True)

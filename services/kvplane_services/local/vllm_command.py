@@ -31,7 +31,9 @@ class EngineOptions:
         blocks: KV blocks of `BLOCK_SIZE` tokens.
         max_tokens: Longest prompt and reply together.
         connector: Ours, or vLLM's own.
+        connector_module: Where vLLM finds ours.
         settings: More kvplane settings of the connector.
+        extra_config: More of vLLM's own `kv_connector_extra_config`.
         arguments: More command-line arguments.
 
     """
@@ -47,7 +49,9 @@ class EngineOptions:
     blocks: int = 400
     max_tokens: int = 8192
     connector: Literal["kvplane", "stock"] = "kvplane"
+    connector_module: str = "kvplane_connector.connector"
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    extra_config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     arguments: tuple[str, ...] = ()
 
 
@@ -99,7 +103,7 @@ def environment(options: EngineOptions, import_paths: tuple[Path, ...] = ()) -> 
 
 
 def _transfer_config(options: EngineOptions) -> dict[str, Any]:
-    extra: dict[str, Any] = {"bidirectional_kv_xfer": True, "num_threads": 0}
+    extra = {"bidirectional_kv_xfer": True, "num_threads": 0, **options.extra_config}
     config: dict[str, Any] = {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_producer" if options.role == "prefill" else "kv_consumer",
@@ -108,7 +112,7 @@ def _transfer_config(options: EngineOptions) -> dict[str, Any]:
     }
     if options.connector == "kvplane":
         config["kv_connector"] = "KvplaneConnector"
-        config["kv_connector_module_path"] = "kvplane_connector.connector"
+        config["kv_connector_module_path"] = options.connector_module
         extra["kvplane"] = {"role": options.role, **options.settings}
         if options.plane:
             extra["kvplane"] |= {
