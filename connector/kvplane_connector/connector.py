@@ -19,7 +19,7 @@ from kvplane_connector.nixl_progress import progress_thread
 from kvplane_connector.plane_link import PlaneLink
 from kvplane_connector.retentions import RetentionLedger
 from kvplane_connector.scheduler import KvplaneScheduler
-from kvplane_connector.settings import Settings, read_settings
+from kvplane_connector.settings import Settings, SettingsError, read_settings
 from kvplane_connector.step_orders import StepNews
 from kvplane_connector.vllm_names import (
     NIXL_CONNECTOR_VERSION,
@@ -95,7 +95,11 @@ class KvplaneConnector(NixlPullConnector):
 
 def _complete(transfer: Any) -> None:
     """Sets what the connector needs of vLLM's options and nobody would want otherwise."""
-    transfer.kv_connector_extra_config.setdefault("bidirectional_kv_xfer", True)
+    if not transfer.kv_connector_extra_config.setdefault("bidirectional_kv_xfer", True):
+        raise SettingsError(
+            '"bidirectional_kv_xfer" in kv_connector_extra_config must be true, or left out: '
+            "without it vLLM retains no turns, and reads blocks whatever their expiry"
+        )
     # vLLM reads this after it has built the connector. A failed read is to cost time, not the turn.
     transfer.kv_load_failure_policy = "recompute"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplane.digest import DigestChain, common_prefix
+from kvplane_connector.read_fence import read_expiry
 
 
 class Outcome(enum.Enum):
@@ -55,7 +56,7 @@ def cut_handle(
     offered = _whole_number(params.get("remote_num_tokens"))
     if chain is None:
         return Cut(Outcome.UNPROVED, offered)
-    if not isinstance(params.get("remote_blocks_expiry_time"), int | float):
+    if read_expiry(params.get("remote_blocks_expiry_time")) is None:
         return Cut(Outcome.UNFENCED, offered)
     groups = params.get("remote_block_ids")
     if not isinstance(groups, list | tuple) or not _are_block_ids(groups) or block_size <= 0:

@@ -8,6 +8,7 @@ from kvplane.transfer_params import KEY, TurnMark, decode_proof
 from kvplane_connector.engine_facts import compatibility_hash
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.prefix_check import Cut, Outcome, cut_handle
+from kvplane_connector.read_fence import read_expiry
 from kvplane_connector.request_context import context_for, is_provable
 from kvplane_connector.retentions import RetainedTurn, RetentionLedger
 from kvplane_connector.side_channel import listen_on
@@ -29,6 +30,7 @@ _LONGEST_ID = 512
 # Our note in a request's parameters, beside vLLM's own.
 _CHECKED = "_kvplane_checked"
 _READ_DONE = "_remote_blocks_processed"
+_EXPIRY = "remote_blocks_expiry_time"
 
 
 class KvplaneScheduler(NixlPullConnectorScheduler):
@@ -83,6 +85,12 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         """See vLLM. Offers of a prefill leg's handle only what its blocks provably hold."""
         self._load.offered(request.request_id)
         params = request.kv_transfer_params
+        if params and params.get("do_remote_prefill") and not _is_fenced(params):
+            if _CHECKED not in params:
+                params[_CHECKED] = True
+                _log.warning("%s is computed: %s", request.request_id, Outcome.UNFENCED.value)
+            # vLLM then tells the owner, as after a read, that the blocks are not needed.
+            return 0, False
         if params and params.get("do_remote_decode"):
             if params.get(_READ_DONE):
                 # The read failed, or the request was preempted after it. vLLM would offer the
@@ -143,7 +151,9 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         """
         self._load.left(request.request_id)
         params = request.kv_transfer_params
-        mark = None if not params or params.get("do_remote_decode") else usable_mark(params)
+        if params and params.get("do_remote_decode"):
+            return self._stage(request, block_ids)
+        mark = usable_mark(params)
         if mark is None:
             return super().request_finished(request, block_ids)
         if self._load.lacks_blocks:
@@ -172,6 +182,18 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         """See vLLM. Goes on after a message that it cannot read."""
         listen_on(vllm_listener, *args, **kwargs)
 
+    def _stage(
+        self, request: Any, block_ids: Sequence[Sequence[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Keeps a prompt's blocks for the decode leg, and says until when: vLLM does not.
+
+        The decode engine's heartbeats can only keep them longer.
+        """
+        staged, handle = super().request_finished(request, block_ids)
+        if staged and handle is not None:
+            handle[_EXPIRY] = self._reqs_need_send[request.request_id]
+        return staged, handle
+
     def _retain(
         self,
         request: Any,
@@ -197,7 +219,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
             block_ids=frozenset().union(*block_ids) - {0},
             block_size=self.block_size,
             kv_transfer_params=dict(handle),
-            expiry=handle["remote_blocks_expiry_time"],
+            expiry=handle[_EXPIRY],
         )
         self._ledger.begin(turn)
         self._notify()
@@ -232,6 +254,11 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
     def _notify(self) -> None:
         if self._link is not None:
             self._link.notify()
+
+
+def _is_fenced(params: Mapping[str, Any]) -> bool:
+    """Whether a decode leg's handle names blocks, and says until when they are kept."""
+    return bool(params.get("remote_block_ids")) and read_expiry(params.get(_EXPIRY)) is not None
 
 
 def _block_size(params: Mapping[str, Any], own: int) -> int:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         side_channel_host: str
         side_channel_port: int
         decoder_kv_blocks_ttl: float
+        _reqs_need_send: dict[str, float]
         is_bidirectional_kv_xfer_enabled: bool
         _reqs_in_batch: set[str]
         _reqs_not_processed: set[str]
@@ -64,12 +65,20 @@ if TYPE_CHECKING:
         """The worker's half of vLLM's pull connector."""
 
         nixl_wrapper: Any
+        xfer_stats: Any
         _reqs_to_send: dict[str, float]
         _reqs_to_process: set[str]
+        _recving_metadata: dict[str, Any]
+        _engine_clock_offset: dict[str, float]
 
         def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None: ...
         def start_load_kv(self, metadata: NixlConnectorMetadata) -> None: ...
         def _get_new_notifs(self) -> set[str]: ...
+        def _nixl_handshake(self, *args: Any, **kwargs: Any) -> tuple[dict[Any, str], float]: ...
+        def _is_turn2_read_expired(self, meta: Any) -> bool: ...
+        def _pop_done_transfers(
+            self, transfers: dict[str, list[int]]
+        ) -> tuple[set[str], set[str]]: ...
 
     class NixlBaseConnector:
         """What vLLM's NIXL connectors have in common: they forward to their halves."""
@@ -101,7 +110,7 @@ if TYPE_CHECKING:
 else:
     from vllm import __version__ as VLLM_VERSION  # noqa: N812 - it is a constant
 
-    from kvplane_connector.versions import require_supported
+    from kvplane_connector.versions import require_fence, require_supported
 
     # Before the imports that an older vLLM has not got.
     require_supported(VLLM_VERSION)
@@ -121,6 +130,8 @@ else:
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import (
         NixlPullConnectorWorker,
     )
+
+    require_fence(NixlPullConnectorWorker, VLLM_VERSION)
 
     vllm_listener = NixlPullConnectorScheduler._nixl_handshake_listener  # noqa: SLF001 - see versions
 

@@ -1,16 +1,20 @@
-"""The worker's half: keeps retentions through reads, and frees them when their time has come."""
+"""The worker's half: keeps retentions as long as promised, and reads only what others keep."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from kvplane_connector.clock import EngineClock
+from kvplane_connector.read_fence import ReadFence, widest_offset
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
 from kvplane_connector.versions import reaps_in_order
 from kvplane_connector.vllm_names import (
     NixlConnectorMetadata,
     NixlPullConnectorWorker,
 )
+
+_log = logging.getLogger(__name__)
 
 
 class KvplaneWorker(NixlPullConnectorWorker):
@@ -19,6 +23,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._clock = EngineClock()
+        self._fence = ReadFence(clock=self._clock, ahead=self._engine_clock_offset)
         self._kept: set[str] = set()
         self._notices: Counter[str] = Counter()
         self._news: StepNews | None = None
@@ -44,6 +49,32 @@ class KvplaneWorker(NixlPullConnectorWorker):
         """What the scheduler is to hear after this step; None if nothing."""
         news, self._news = self._news, None
         return news
+
+    def _nixl_handshake(self, *args: Any, **kwargs: Any) -> tuple[dict[Any, str], float]:
+        """See vLLM. What it takes for the difference of the clocks is off by what it took."""
+        started = self._clock.now()
+        agents, offset = super()._nixl_handshake(*args, **kwargs)
+        return agents, widest_offset(offset, took=self._clock.now() - started)
+
+    def _is_turn2_read_expired(self, meta: Any) -> bool:
+        """See vLLM, which asks this before any read and, for itself, trusts one without expiry."""
+        return not self._fence.may_begin(meta)
+
+    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
+        """See vLLM. A read that ended too late has failed: nobody may use or share its blocks."""
+        done, failed = super()._pop_done_transfers(transfers)
+        for name in done - failed:
+            meta = self._recving_metadata.get(name)
+            if meta is not None and not self._fence.ended_in_time(meta):
+                failed.add(name)
+                self.xfer_stats.record_kv_expired_req()
+                _log.warning(
+                    "Refusing what was read for %s from engine %s: it may have been given away "
+                    "before the read ended.",
+                    name,
+                    meta.remote.engine_id,
+                )
+        return done, failed
 
     def _get_new_notifs(self) -> set[str]:
         """See vLLM. Adds the kept retentions whose time has come."""

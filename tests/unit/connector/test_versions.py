@@ -4,20 +4,35 @@ from pathlib import Path
 import pytest
 
 from kvplane_connector import __version__
-from kvplane_connector.versions import UnsupportedVllmError, reaps_in_order, require_supported
+from kvplane_connector.versions import (
+    UnsupportedVllmError,
+    reaps_in_order,
+    require_fence,
+    require_supported,
+)
 
 
-@pytest.mark.parametrize("version", ["0.26.0", "0.32.0", "0.33.0rc1", "1.0", "0.30.1.dev3+cpu"])
+@pytest.mark.parametrize("version", ["0.30.0", "0.32.0", "0.33.0rc1", "1.0", "0.30.1.dev3+cpu"])
 def test_newer_ones_are_taken(version: str) -> None:
-    """vLLM 0.26 and all later ones are supported, pre-releases too."""
+    """vLLM 0.30 and all later ones are supported, pre-releases too."""
     require_supported(version)
 
 
-@pytest.mark.parametrize("version", ["0.25.1", "0.9.2", "dev", "", "0.1.dev1"])
+@pytest.mark.parametrize("version", ["0.29.1", "0.9.2", "dev", "", "0.1.dev1"])
 def test_older_ones_are_refused_with_what_to_do(version: str) -> None:
     """An old or unknown version is named, and what is needed instead."""
-    with pytest.raises(UnsupportedVllmError, match=r"needs vLLM 0\.26 or later"):
+    with pytest.raises(UnsupportedVllmError, match=r"needs vLLM 0\.30 or later"):
         require_supported(version)
+
+
+def test_a_worker_that_does_not_ask_the_fence_is_refused() -> None:
+    """A vLLM that reads without asking is named with what it lacks, instead of read along with."""
+    asks = dict.fromkeys(("_is_turn2_read_expired", "_pop_done_transfers", "_nixl_handshake"))
+    require_fence(type("Asks", (), asks), "0.32.0")
+    del asks["_pop_done_transfers"]
+
+    with pytest.raises(UnsupportedVllmError, match=r"vLLM 0\.99\.0, .* no _pop_done_transfers\."):
+        require_fence(type("Reads", (), asks), "0.99.0")
 
 
 def test_the_way_of_reaping_is_seen() -> None:

@@ -1,0 +1,116 @@
+"""The worker's half on a stand-in for vLLM's, which is not installed here."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+NIXL = "vllm.distributed.kv_transfer.kv_connector.v1"
+OURS = ("worker", "vllm_names", "step_orders")
+
+
+class _Stats:
+    def __init__(self) -> None:
+        self.expired = 0
+
+    def record_kv_expired_req(self) -> None:
+        self.expired += 1
+
+
+class _VllmWorker:
+    """As much of vLLM's pull worker as ours extends."""
+
+    def __init__(self, *_: Any) -> None:
+        self.nixl_wrapper = SimpleNamespace(get_new_notifs=dict)
+        self.xfer_stats = _Stats()
+        self._reqs_to_send: dict[str, float] = {}
+        self._reqs_to_process: set[str] = set()
+        self._recving_metadata: dict[str, Any] = {}
+        self._engine_clock_offset: dict[str, float] = {}
+        # What the next poll finds: requests whose reads are all done, and those that failed.
+        self.polled: tuple[set[str], set[str]] = (set(), set())
+
+    def _pop_done_transfers(self, _: dict[str, list[int]]) -> tuple[set[str], set[str]]:
+        return self.polled
+
+    def _nixl_handshake(self, *_: Any, **__: Any) -> tuple[dict[Any, str], float]:
+        return {(0, 0): "agent"}, 7.0
+
+    def _is_turn2_read_expired(self, _: Any) -> bool:
+        return False
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Our worker on top of the stand-in; its clock stands at 0."""
+    parts: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": "0.32.0"},
+        f"{NIXL}.base": {"KVConnectorRole": object, "KVConnectorWorkerMetadata": object},
+        f"{NIXL}.nixl.connector": {"NixlPullConnector": object},
+        f"{NIXL}.nixl.metadata": {"NIXL_CONNECTOR_VERSION": 1, "NixlConnectorMetadata": object},
+        f"{NIXL}.nixl.pull_scheduler": {
+            "NixlPullConnectorScheduler": type("S", (), {"_nixl_handshake_listener": None})
+        },
+        f"{NIXL}.nixl.pull_worker": {"NixlPullConnectorWorker": _VllmWorker},
+    }
+    for name, names in parts.items():
+        module = ModuleType(name)
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in OURS:
+        monkeypatch.delitem(sys.modules, f"kvplane_connector.{name}", raising=False)
+    made = importlib.import_module("kvplane_connector.worker").KvplaneWorker(None, "e", None)
+    made._clock.now = lambda: 0.0
+    yield made
+    for name in OURS:
+        sys.modules.pop(f"kvplane_connector.{name}", None)
+
+
+def _reads(worker: Any, name: str, *, expiry: float | None) -> Any:
+    worker._engine_clock_offset["owner"] = 0.0
+    worker._recving_metadata[name] = SimpleNamespace(
+        local_physical_block_ids=([1, 2],),
+        remote=SimpleNamespace(engine_id="owner", blocks_expiry_time=expiry),
+    )
+    return worker._recving_metadata[name]
+
+
+def test_a_read_that_is_done_too_late_is_told_to_vllm_as_failed(worker: Any) -> None:
+    """Of reads that are done only those count that ended before their handles' expiry."""
+    _reads(worker, "in time", expiry=2.0)
+    _reads(worker, "late", expiry=0.5)
+    _reads(worker, "unfenced", expiry=None)
+    _reads(worker, "broken", expiry=0.5)
+    everything = {"in time", "late", "unfenced", "broken"}
+    worker.polled = (set(everything), {"broken"})
+
+    done, failed = worker._pop_done_transfers({})
+
+    assert done == everything
+    assert failed == {"late", "unfenced", "broken"}
+    assert worker.xfer_stats.expired == 2
+
+
+def test_a_read_that_still_runs_is_left_alone(worker: Any) -> None:
+    """Memory that is still written to may not be given away, however late the read is."""
+    _reads(worker, "late", expiry=-100.0)
+
+    assert worker._pop_done_transfers({"late": [1]}) == (set(), set())
+
+
+def test_vllm_is_told_not_to_begin_near_the_expiry(worker: Any) -> None:
+    """What vLLM asks before each read is answered for staged and retained blocks alike."""
+    assert not worker._is_turn2_read_expired(_reads(worker, "one", expiry=6.0))
+    assert worker._is_turn2_read_expired(_reads(worker, "one", expiry=4.0))
+    assert worker._is_turn2_read_expired(_reads(worker, "one", expiry=None))
+
+
+def test_a_handshakes_duration_is_added_to_what_it_found(worker: Any) -> None:
+    """The owner's clock is taken for as far ahead as it can be."""
+    times = iter([10.0, 14.0])
+    worker._clock.now = lambda: next(times)
+
+    assert worker._nixl_handshake("host", 1) == ({(0, 0): "agent"}, 7.0 + 2.0)
