@@ -59,6 +59,7 @@ class Bench:
         block_size: Tokens per KV block.
         blocks: KV blocks of the decode engine.
         lease_ttl: Seconds that a lease lasts unless somebody claims it.
+        staged_ttl: Seconds that the prefill engine keeps blocks for a decode leg.
 
     """
 
@@ -67,6 +68,7 @@ class Bench:
     block_size: int
     blocks: int
     lease_ttl: float
+    staged_ttl: float
 
     def spent(self, engine: Served) -> Spent:
         """Counts so far; subtract with `since`."""

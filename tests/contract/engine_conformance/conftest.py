@@ -21,6 +21,8 @@ idle_keep = 0
 heartbeat_interval = 0.25
 """
 LEASE_TTL = 10.0
+# A read begins until 5 s before the end: time enough for a leg on a busy machine.
+STAGED_TTL = 12
 # As many tokens as the real pair has.
 _SIM_BLOCKS = 3200
 
@@ -62,6 +64,7 @@ def bench(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench
                     block_size=engines.block_size,
                     blocks=engines.blocks,
                     lease_ttl=LEASE_TTL,
+                    staged_ttl=STAGED_TTL,
                 )
     finally:
         plane.stop()
@@ -69,7 +72,10 @@ def bench(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench
 
 def _simulated(target: str, folder: Path) -> Iterator[Started]:
     # As the real pair is set up: the prefill engine keeps no cache of its own.
-    options = ("--blocks", str(_SIM_BLOCKS), "--max-model-len", "4096")
+    options = (
+        *("--blocks", str(_SIM_BLOCKS), "--max-model-len", "4096"),
+        *("--staged-ttl", str(STAGED_TTL)),
+    )
     prefill = start_sim(
         "prefill", plane=target, folder=folder, options=(*options, "--no-prefix-caching")
     )
@@ -82,5 +88,5 @@ def _simulated(target: str, folder: Path) -> Iterator[Started]:
 
 
 def _real(target: str, folder: Path) -> Iterator[Started]:
-    with started_pair(target, folder) as pair:
+    with started_pair(target, folder, extra_config={"kv_lease_duration": STAGED_TTL}) as pair:
         yield Started(pair, block_size=128, blocks=pair.decode.options.blocks - 1)

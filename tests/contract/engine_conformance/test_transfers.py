@@ -200,6 +200,57 @@ def test_a_handle_near_its_expiry_is_declined(bench: Bench) -> None:
     assert reply.token_ids == recomputed(bench.pair, messages).token_ids
 
 
+def test_staged_blocks_say_until_when_they_are_kept(bench: Bench) -> None:
+    """A prefill answer promises its blocks for their TTL, on the prefill engine's own clock."""
+    answers = [
+        ask(bench.pair.prefill, opening(new_session()), params=PREFILL_ONLY, max_tokens=1)
+        for _ in range(2)
+    ]
+
+    first, second = (
+        (answer.kv_transfer_params or {})["remote_blocks_expiry_time"] for answer in answers
+    )
+    assert 0 < second - first < bench.staged_ttl
+
+
+def test_staged_blocks_near_their_end_are_not_read(bench: Bench) -> None:
+    """A decode leg that comes within 5 s of the end computes, and leaves a right prefix cache."""
+    session = new_session()
+    messages = opening(session)
+    reference = recomputed(bench.pair, messages)
+    first = ask(bench.pair.prefill, messages, params=PREFILL_ONLY, max_tokens=1)
+    assert first.kv_transfer_params is not None
+    expired = "vllm:nixl_num_kv_expired_reqs_total"
+    counted = metric(bench.pair.decode, expired)
+    before = bench.spent(bench.pair.decode)
+
+    pause(bench.staged_ttl - 4.5)
+    params = {**first.kv_transfer_params, **_mark(session)}
+    reply = ask(bench.pair.decode, messages, params=params, stream=True)
+
+    assert bench.since(bench.pair.decode, before) == Spent(reply.prompt_tokens, 0)
+    assert metric(bench.pair.decode, expired) == counted + 1
+    assert reply.token_ids == reference.token_ids
+    assert ask(bench.pair.decode, messages).token_ids == reference.token_ids
+
+
+def test_staged_blocks_without_an_expiry_are_not_read(bench: Bench) -> None:
+    """A decode leg that is not told until when computes, and prefill has its memory back."""
+    session = new_session()
+    messages = opening(session)
+    usage = "vllm:kv_cache_usage_perc"
+    first = ask(bench.pair.prefill, messages, params=PREFILL_ONLY, max_tokens=1)
+    staged = metric(bench.pair.prefill, usage)
+    before = bench.spent(bench.pair.decode)
+
+    unfenced = {**(first.kv_transfer_params or {}), "remote_blocks_expiry_time": None}
+    reply = ask(bench.pair.decode, messages, params={**unfenced, **_mark(session)}, stream=True)
+
+    assert bench.since(bench.pair.decode, before) == Spent(reply.prompt_tokens, 0)
+    assert reply.token_ids == recomputed(bench.pair, messages).token_ids
+    wait_until(lambda: metric(bench.pair.prefill, usage) < staged, seconds=3, what="free blocks")
+
+
 def test_a_handle_of_a_dead_process_costs_a_recompute(bench: Bench) -> None:
     """A handle that names a process which is gone is not read from whoever sits there now."""
     session = new_session()
