@@ -58,8 +58,12 @@ _PART_HEADERS = {"session-id": "thread-id", "session_id": "thread_id"}
 
 _MAX_ID_BYTES = 512
 _DIGEST_BYTES = 16
-# Longer conversations are recognised by their last messages.
-_MAX_DIGESTS = 4096
+# A next turn adds a few messages to those of some turn before it, so that the longest prefixes
+# are the ones that were seen.
+_MAX_DIGESTS = 256
+# No model reads prompts as long as these, so nobody looks at their messages one by one.
+_MAX_MESSAGES = 100_000
+_MAX_COMMAS = 1_000_000
 # Messages above this size, mostly images and files, count by their bytes as they came.
 _CANONICAL_BYTES = 65_536
 # Clients drop these from older messages, and print null where they mean nothing.
@@ -99,16 +103,27 @@ def explicit_name(headers: Mapping[str, str], body: ClientBody) -> str:
 
 
 def message_digests(body: ClientBody, *, scope: tuple[str, ...]) -> tuple[bytes, ...]:
-    """Digests of the first 1, 2, ... n messages; of the last 4,096 such prefixes if there are more.
+    """Digests of the first 1, 2, ... n messages; of the 256 longest such prefixes at most.
 
-    The same messages in another scope (a tenant and a model) have other digests.
+    The same messages in another scope (a tenant and a model) have other digests. A turn that
+    adds more than 255 messages to the one before it is not recognised by them, and neither is
+    one of more than 100,000 messages, which has none.
     """
-    chain = hashlib.blake2b("\0".join(scope).encode(errors="surrogatepass"), digest_size=32)
+    messages = _messages(body)
+    if len(messages) > _MAX_MESSAGES:
+        return ()
+    chain = hashlib.blake2b(
+        "\0".join(scope).encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES
+    )
     digests: list[bytes] = []
-    for message in _messages(body):
-        chain = hashlib.blake2b(chain.digest() + _canonical(message), digest_size=32)
-        digests.append(chain.digest()[:_DIGEST_BYTES])
-    return tuple(digests[-_MAX_DIGESTS:])
+    silent = len(messages) - _MAX_DIGESTS
+    for number, message in enumerate(messages):
+        # No JSON holds this byte, so that it is clear where each message begins.
+        chain.update(b"\0")
+        chain.update(_canonical(message))
+        if number >= silent:
+            digests.append(chain.copy().digest())
+    return tuple(digests)
 
 
 def estimated_prompt_tokens(body: ClientBody) -> int:
@@ -202,9 +217,12 @@ def _bounded(name: str) -> str:
 
 
 def _messages(body: ClientBody) -> list[msgspec.Raw]:
+    messages = body.fields.get("messages")
+    if messages is None or bytes(messages).count(b",") > _MAX_COMMAS:
+        return []
     try:
-        return msgspec.json.decode(body.fields["messages"], type=list[msgspec.Raw])
-    except (KeyError, msgspec.DecodeError):
+        return msgspec.json.decode(messages, type=list[msgspec.Raw])
+    except msgspec.DecodeError:
         return []
 
 

@@ -15,6 +15,10 @@ from kvplane_services.gateway.session_naming import (
     subject_of,
     tenant_of,
 )
+from kvplane_services.router.inflight import InFlight
+from kvplane_services.router.recognition import recognise
+from kvplane_services.router.view import RouterView
+from tests.support.clock import FakeClock
 
 USER = {"role": "user", "content": "hello"}
 REPLY = {"role": "assistant", "content": "hi"}
@@ -136,6 +140,55 @@ def test_digests_ignore_how_a_message_is_written() -> None:
     )
 
     assert plain == other
+
+
+def test_long_conversation_keeps_its_longest_prefixes() -> None:
+    """Of many messages the last 256 prefixes count, with the digests that they always have."""
+    messages = [{"role": "user", "content": str(number)} for number in range(1000)]
+    whole = message_digests(body(*messages), scope=SCOPE)
+
+    assert len(whole) == 256
+    assert whole[-1] == message_digests(body(*messages[:1000]), scope=SCOPE)[-1]
+    assert whole[0] == message_digests(body(*messages[:745]), scope=SCOPE)[-1]
+    assert len(set(whole)) == 256
+
+
+@pytest.mark.parametrize(("more", "same"), [(1, True), (255, True), (256, False)])
+def test_router_recognises_a_long_conversation(more: int, *, same: bool) -> None:
+    """The router finds the session of a turn that had all but the last 255 messages or fewer."""
+    messages = [{"role": "user", "content": str(number)} for number in range(1000 + more)]
+    view = RouterView(clock=FakeClock(), grace=1.0, memory=10)
+    ids = iter("ab")
+
+    def turn(upto: int) -> str:
+        subject = subject_of(CIMultiDict(), body(*messages[:upto]), tenant="t")
+        in_flight = InFlight(limit=1, retry_after=1.0)
+        key = recognise(subject, view=view, in_flight=in_flight, new_id=lambda: next(ids)).key
+        view.remember_messages(key, subject.message_digests[-1])
+        return key.session_id
+
+    assert (turn(1000) == turn(1000 + more)) is same
+
+
+@pytest.mark.parametrize(
+    "messages", [[{}] * 100_001, [{"content": "," * 1_000_001}], [[1] * 1_000_002]]
+)
+def test_more_than_any_model_reads_is_not_looked_at(messages: list[Any]) -> None:
+    """Beyond the bounds a turn is one of a session of its own, and costs no work."""
+    assert message_digests(body(*messages), scope=SCOPE) == ()
+
+
+def test_where_a_message_begins_makes_a_difference() -> None:
+    """Messages that read the same one after the other are not the same."""
+    one = message_digests(body({"role": "a"}, {"role": "b"}), scope=SCOPE)
+    other = message_digests(
+        ClientBody.parse(b'{"model":"m","messages":[12,3]}', chat=True), scope=SCOPE
+    )
+    third = message_digests(
+        ClientBody.parse(b'{"model":"m","messages":[1,23]}', chat=True), scope=SCOPE
+    )
+
+    assert len({one[-1], other[-1], third[-1]}) == 3
 
 
 def test_named_session_needs_no_digests() -> None:
