@@ -13,6 +13,7 @@ in the prompt, while "none" would take them out of it on servers that run with
 --exclude-tools-when-tool-choice-none.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ _ONE = msgspec.Raw(b"1")
 _TRUE = msgspec.Raw(b"true")
 _AUTO = msgspec.Raw(b'"auto"')
 _NULL = b"null"
+# A list of texts, or of lists of token ids. A list of numbers is one prompt.
+_PROMPTS = re.compile(rb'\[\s*["\[]')
 
 # All names under which clients limit the length of an answer; the leg keeps those it came with.
 _LENGTH_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -209,15 +212,8 @@ class ClientBody:
         return b"".join((self.raw[:end], b',"kv_transfer_params":', params, self.raw[end:]))
 
     def _many_prompts(self) -> bool:
-        prompt = bytes(self.fields.get("prompt", b""))
-        if not prompt.startswith(b"["):
-            return False
-        try:
-            # A list of numbers is one prompt, of token ids.
-            first = msgspec.json.decode(prompt, type=list[msgspec.Raw])[:1]
-        except msgspec.DecodeError:
-            return False
-        return bool(first) and bytes(first[0])[:1] in (b'"', b"[")
+        prompt = self.fields.get("prompt")
+        return prompt is not None and _PROMPTS.match(prompt) is not None
 
 
 def _model(fields: Mapping[str, msgspec.Raw]) -> str:

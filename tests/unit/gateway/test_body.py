@@ -229,6 +229,17 @@ def test_lists_of_prompts_are_several_sequences(prompt: Any, *, one: bool) -> No
 
 
 @pytest.mark.parametrize(
+    ("prompt", "one"),
+    [(b'[ \n\t"a"]', False), (b"[\r\n[1]]", False), (b"[ 1, 2]", True), (b'"["', True)],
+)
+def test_lists_of_prompts_however_they_are_written(prompt: bytes, *, one: bool) -> None:
+    """Blanks in a list change nothing."""
+    body = parse(b'{"model":"m","prompt": ' + prompt + b"}", chat=False)
+
+    assert body.one_sequence is one
+
+
+@pytest.mark.parametrize(
     ("field", "value", "one"), [("n", 1, True), ("n", 2, False), ("best_of", 3, False)]
 )
 def test_several_choices_are_several_sequences(field: str, value: int, *, one: bool) -> None:
