@@ -218,6 +218,11 @@ class GatewaySection(Section):
     max_body_bytes: int = Field(
         default=64 * 1024 * 1024, gt=0, description="Largest request body, bytes."
     )
+    body_idle_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        description="Longest silence of a client in the middle of its request body, seconds.",
+    )
     connect_timeout: float = Field(
         default=5.0, gt=0, description="Seconds to open a connection to an engine."
     )

@@ -10,9 +10,16 @@ from aiohttp import web
 from kvplane_services.clock import Clock
 from kvplane_services.errors import KvplaneError
 from kvplane_services.gateway.body import ClientBody
+from kvplane_services.gateway.body_work import BodyWork
 from kvplane_services.gateway.config import GatewayConfig
 from kvplane_services.gateway.decisions import Decisions
+from kvplane_services.gateway.encoded_body import EncodedBody
 from kvplane_services.gateway.engine_client import EngineClient
+from kvplane_services.gateway.http_protocol import (
+    expectation,
+    refuse_large_headers,
+    without_server_header,
+)
 from kvplane_services.gateway.instruments import Instruments
 from kvplane_services.gateway.leg_reports import LegReports
 from kvplane_services.gateway.leg_runner import LegRunner
@@ -57,18 +64,18 @@ def build_gateway(
         telemetry: Metrics and traces; the caller closes it.
 
     """
-    app = web.Application(
-        client_max_size=settings.max_body_bytes, middlewares=[_errors_in_openai_shape]
-    )
+    app = web.Application(middlewares=[_errors_in_openai_shape])
+    app.on_response_prepare.append(without_server_header)
     instruments = Instruments.of(telemetry)
     engines = EngineClient(config=settings)
+    work = BodyWork()
     reports = LegReports(router=router)
     decisions = Decisions(router=router, reports=reports)
     readiness = Readiness()
     app[READINESS] = readiness
 
     async def collaborators(_: web.Application) -> AsyncIterator[None]:
-        async with reports.running(), decisions.running(), engines:
+        async with reports.running(), decisions.running(), engines, work:
             yield
 
     async def stop(_: web.Application) -> None:
@@ -78,10 +85,12 @@ def build_gateway(
     app.on_shutdown.append(stop)
     turns = _Turns(
         config=settings,
+        work=work,
         serve=PrefillDecode(
             runner=LegRunner(
                 decisions=decisions,
                 engines=engines,
+                work=work,
                 reports=reports,
                 config=settings,
                 clock=clock,
@@ -93,8 +102,8 @@ def build_gateway(
     about = _About(router=router, clock=clock, telemetry=telemetry, readiness=readiness)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", turns.chat),
-            web.post("/v1/completions", turns.complete),
+            web.post("/v1/chat/completions", turns.chat, expect_handler=expectation),
+            web.post("/v1/completions", turns.complete, expect_handler=expectation),
             web.get("/v1/models", about.models),
             web.get("/v1/models/{model:.+}", about.model),
             web.get("/health", about.health),
@@ -108,8 +117,9 @@ def build_gateway(
 class _Turns:
     """The routes that serve turns."""
 
-    def __init__(self, *, config: GatewayConfig, serve: PrefillDecode) -> None:
+    def __init__(self, *, config: GatewayConfig, work: BodyWork, serve: PrefillDecode) -> None:
         self._config = config
+        self._work = work
         self._serve = serve
         self._secret = config.tenant_secret.encode()
 
@@ -121,29 +131,40 @@ class _Turns:
 
     async def _turn(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         _require_json(request)
-        body = ClientBody.parse(await self._read(request), chat=chat)
+        forced = self._forced(request)
+        encoded = await EncodedBody.read(
+            request,
+            limit=self._config.max_body_bytes,
+            idle_timeout=self._config.body_idle_timeout,
+        )
+        turn = await self._work.run(
+            lambda: self._understood(request, encoded, chat=chat, forced=forced),
+            size=encoded.work,
+        )
+        return await self._serve.serve(request, turn)
+
+    def _understood(
+        self, request: web.Request, encoded: EncodedBody, *, chat: bool, forced: Strategy | None
+    ) -> Turn:
+        body = ClientBody.parse(encoded.plain(limit=self._config.max_body_bytes), chat=chat)
         tenant = tenant_of(
             request.headers, tenant_header=self._config.tenant_header, secret=self._secret
         )
-        turn = Turn(
+        return Turn(
             turn_id=Turn.new_id(),
             path=request.path,
             headers=request.headers,
             body=body,
             subject=subject_of(request.headers, body, tenant=tenant),
-            forced=self._forced(request),
+            forced=forced,
         )
-        return await self._serve.serve(request, turn)
-
-    async def _read(self, request: web.Request) -> bytes:
-        limit = self._config.max_body_bytes
-        if (request.content_length or 0) > limit:
-            raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=limit + 1)
-        return await request.read()
 
     def _forced(self, request: web.Request) -> Strategy | None:
-        value = request.headers.get(_STRATEGY_HEADER, "").strip().lower()
-        if not self._config.allow_strategy_header or value in ("", "auto"):
+        if not self._config.allow_strategy_header:
+            return None
+        # More than one of them is none that there is.
+        value = ", ".join(request.headers.getall(_STRATEGY_HEADER, [])).strip().lower()
+        if value in ("", "auto"):
             return None
         try:
             return Strategy(value)
@@ -208,6 +229,7 @@ class _About:
 @web.middleware
 async def _errors_in_openai_shape(request: web.Request, handler: _Handler) -> web.StreamResponse:
     try:
+        refuse_large_headers(request)
         return await handler(request)
     except OpenAIError as error:
         return error.response()
@@ -225,14 +247,6 @@ async def _errors_in_openai_shape(request: web.Request, handler: _Handler) -> we
 
 
 def _from_http(request: web.Request, error: web.HTTPException) -> OpenAIError:
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        limit = request.client_max_size
-        return OpenAIError(
-            413,
-            f"the request body is larger than the gateway's limit of {limit} bytes: send less, "
-            "or ask its operator to raise gateway.max_body_bytes",
-            code="body_too_large",
-        )
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         return OpenAIError(

@@ -15,6 +15,7 @@ class GatewayConfig:
 
     Attributes:
         max_body_bytes: Largest request body; larger ones are refused with 413.
+        body_idle_timeout: Longest silence of a client in the middle of its request body.
         connect_timeout: To open a connection to an engine.
         prefill_timeout: From sending a prefill leg to the end of its answer. An engine that
             is frozen, or that waits for one that is, never answers; this ends the wait.
@@ -38,6 +39,7 @@ class GatewayConfig:
     """
 
     max_body_bytes: int = 64 * _MIB
+    body_idle_timeout: float = 60.0
     connect_timeout: float = 5.0
     prefill_timeout: float = 120.0
     stream_idle_timeout: float = 300.0
@@ -59,6 +61,7 @@ class GatewayConfig:
         """
         for name in (
             "max_body_bytes",
+            "body_idle_timeout",
             "connect_timeout",
             "prefill_timeout",
             "stream_idle_timeout",

@@ -67,13 +67,15 @@ class DecodeLeg:
         """
         leg, config = self._decision.decode, self._runner.config
         self._report.start()
+        client = self._turn.body
+        body = await self._runner.work.run(lambda: client.decode_leg(params), size=len(client.raw))
         silence = config.stream_idle_timeout if self._turn.wants_stream else config.answer_timeout
         sent = self._runner.request(
             self._turn,
             self._attempt,
             leg,
             kind=LegKind.DECODE,
-            body=self._turn.body.decode_leg(params),
+            body=body,
             silence=silence,
         )
         try:

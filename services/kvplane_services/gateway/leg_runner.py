@@ -6,6 +6,7 @@ from aiohttp import web
 
 from kvplane_services.clock import Clock
 from kvplane_services.gateway import headers
+from kvplane_services.gateway.body_work import BodyWork
 from kvplane_services.gateway.config import GatewayConfig
 from kvplane_services.gateway.decisions import Decisions
 from kvplane_services.gateway.engine_answers import EngineAnswer
@@ -32,6 +33,7 @@ class LegRunner:
     Attributes:
         decisions: Gets the router's decisions.
         engines: Carries legs to engines.
+        work: Makes the legs' bodies.
         reports: Takes the legs' reports.
         config: The gateway's.
         clock: Tells durations.
@@ -42,6 +44,7 @@ class LegRunner:
 
     decisions: Decisions
     engines: EngineClient
+    work: BodyWork
     reports: LegReports
     config: GatewayConfig
     clock: Clock

@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape, and the one table from domain errors to HTTP."""
 
 import math
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -37,6 +38,7 @@ class OpenAIError(Exception):
         code: The reason as a stable name for machines.
         param: The field of the request that is at fault, if one is.
         retry_after: Seconds after which a retry makes sense, if it does.
+        headers: More headers of the answer.
 
     """
 
@@ -48,6 +50,7 @@ class OpenAIError(Exception):
         code: str,
         param: str | None = None,
         retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -55,6 +58,7 @@ class OpenAIError(Exception):
         self.code = code
         self.param = param
         self.retry_after = retry_after
+        self.headers = headers or {}
 
     def body(self) -> bytes:
         """The error object as JSON."""
@@ -71,7 +75,7 @@ class OpenAIError(Exception):
 
     def response(self) -> web.Response:
         """The answer to the client."""
-        headers = {}
+        headers = dict(self.headers)
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
         return web.Response(

@@ -26,20 +26,24 @@ async def run_prefill(
 
     """
     report.start()
+    client, keeps = turn.body, runner.config.prefill_keeps
+    body = await runner.work.run(
+        lambda: client.prefill_leg(leg.kv_transfer_params, keeps=keeps), size=len(client.raw)
+    )
     request = runner.request(
         turn,
         attempt,
         leg,
         kind=LegKind.PREFILL,
-        body=turn.body.prefill_leg(leg.kv_transfer_params, keeps=runner.config.prefill_keeps),
+        body=body,
         deadline=runner.config.prefill_timeout,
     )
     try:
         with runner.telemetry.span("prefill", {"engine": leg.engine}):
             async with runner.engines.send(request) as response:
                 report.note_first_byte()
-                body = await response.read()
-        answer = _understood(response, body)
+                told = await response.read()
+        answer = _understood(response, told)
     except LegRefused:
         report.end(RouteOutcome.REFUSED)
         raise

@@ -1,11 +1,13 @@
 """Serves the gateway's application on a socket."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 
 from kvplane_services.gateway.app import READINESS
+from kvplane_services.gateway.http_protocol import HttpProtocol
 
 
 @asynccontextmanager
@@ -31,16 +33,27 @@ async def listening(
         app,
         # A turn ends when its client leaves.
         handler_cancellation=True,
-        # Requests carry keys, and turns are counted and traced elsewhere.
-        access_log=None,
         shutdown_timeout=shutdown_grace,
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port, backlog=1024)
-        await site.start()
-        bound = runner.addresses[0]
-        yield str(bound[0]), int(bound[1])
+        # A site of aiohttp's would make connections that answer protocol errors its own way.
+        sockets = await _listen(runner, host=host, port=port)
+        try:
+            bound = sockets.sockets[0].getsockname()
+            yield str(bound[0]), int(bound[1])
+        finally:
+            app[READINESS].stop()
+            sockets.close()
     finally:
-        app[READINESS].stop()
         await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, *, host: str, port: int) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+    server = runner.server
+    if server is None:
+        raise RuntimeError("the runner is not set up")
+    return await loop.create_server(
+        lambda: HttpProtocol(server, loop=loop), host, port, backlog=1024
+    )

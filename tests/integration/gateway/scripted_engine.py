@@ -70,7 +70,13 @@ async def scripted_engine(behaviour: Behaviour) -> AsyncGenerator[ScriptedEngine
 
     app = web.Application(client_max_size=2**30)
     app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=0.1,
+        max_field_size=2**17,
+    )
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
