@@ -26,6 +26,12 @@ class StreamRelay:
     Whoever reads too slowly slows down the engine: writing waits for the client's socket, and
     what is not read from the engine's socket makes the engine wait in turn.
 
+    Not promised: that everything which comes before an error event is a whole event. An engine
+    that dies in the middle of one leaves half an event, which the client has already; a blank
+    line ends it, so that the client gets it as an event of its own, with data that is not JSON,
+    before the one that says what happened. To hold each event back until it is whole would cost
+    every stream a copy and a wait, for one that is broken anyway.
+
     Args:
         upstream: The engine's answer, whose body nobody has read from yet.
 
