@@ -211,15 +211,47 @@ async def test_turns_that_cannot_be_split_are_decoded_alone(
         await gateway.router.all_reported()
 
 
-async def test_list_of_prompts_is_decoded_alone(make_gateway: GatewayMaker) -> None:
-    """Several prompts in one request never share the blocks of the first."""
-    async with make_gateway(decode=[answer(WHOLE)]) as gateway:
-        await gateway.post("/v1/completions", {"model": "tiny", "prompt": ["a", "b"]})
-        await gateway.post("/v1/completions", {"model": "tiny", "prompt": [1, 2, 3]})
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT["messages"], "n": 2}),
+        ("/v1/chat/completions", {"messages": CHAT["messages"], "n": 3, "stream": True}),
+        ("/v1/completions", {"prompt": "a", "n": 2}),
+        ("/v1/completions", {"prompt": "a", "best_of": 2}),
+        ("/v1/completions", {"prompt": ["a", "b"]}),
+        ("/v1/completions", {"prompt": [[1, 2], [3]]}),
+    ],
+)
+async def test_several_sequences_are_decoded_alone(
+    make_gateway: GatewayMaker, path: str, fields: dict[str, Any]
+) -> None:
+    """Several prompts or choices never share the blocks that one hands over, and are counted."""
+    behaviour = events(chunk("a"), DONE) if "stream" in fields else answer(WHOLE)
+    async with make_gateway(decode=[behaviour]) as gateway:
+        status, _, _ = await gateway.post(path, {"model": "tiny", **fields})
 
-        assert "kv_transfer_params" not in gateway.decode.asked[0].json
-        assert len(gateway.prefill.asked) == 1
-        assert gateway.prefill.asked[0].path == "/v1/completions"
+        assert status == 200
+        assert gateway.prefill.asked == []
+        assert gateway.decode.asked[0].path == path
+        assert gateway.decode.asked[0].json == {"model": "tiny", **fields}
+        counted = 'kvplane_turns_not_disaggregated_total{why="several_sequences"}'
+        assert gateway.metric(counted) == 1
+        await gateway.router.all_reported()
+        assert gateway.router.outcomes() == [
+            ("decision-0", LegKind.DECODE, RouteOutcome.SUCCEEDED),
+            ("decision-0", LegKind.PREFILL, RouteOutcome.CANCELLED),
+        ]
+
+
+async def test_token_ids_are_one_prompt(make_gateway: GatewayMaker) -> None:
+    """A prompt of token ids runs in two legs like any other."""
+    async with make_gateway(decode=[answer(WHOLE)]) as gateway:
+        await gateway.post("/v1/completions", {"model": "tiny", "prompt": [1, 2, 3], "n": 1})
+
+        assert [asked.path for asked in gateway.prefill.asked] == ["/v1/completions"]
+        assert "kv_transfer_params" in gateway.decode.asked[0].json
+        counted = 'kvplane_turns_not_disaggregated_total{why="several_sequences"}'
+        assert gateway.metric(counted) == 0
 
 
 async def test_official_client_whole_and_streaming(make_gateway: GatewayMaker) -> None:
