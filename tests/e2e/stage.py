@@ -39,12 +39,22 @@ class Said:
 
 
 class Stage:
-    """A plane, one prefill and one decode engine, each a process of its own."""
+    """A plane, one prefill and one decode engine, each a process of its own.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: For settings and logs.
+        settings: Of the plane, TOML.
+        options: More command-line arguments of both engines.
+
+    """
+
+    def __init__(
+        self, folder: Path, *, settings: str = SETTINGS, options: tuple[str, ...] = ()
+    ) -> None:
         self._folder = folder
+        self._options = options
         self._ports = {"prefill": free_port(), "decode": free_port()}
-        self.plane = PlaneProcess(folder, SETTINGS)
+        self.plane = PlaneProcess(folder, settings)
         self.engines: dict[str, SimProcess] = {}
 
     def start(self) -> None:
@@ -55,7 +65,7 @@ class Stage:
 
     def start_engine(self, role: str) -> None:
         """Starts an engine under its name and address, and waits until it is registered."""
-        options = ["--http", f"127.0.0.1:{self._ports[role]}"]
+        options = ["--http", f"127.0.0.1:{self._ports[role]}", *self._options]
         if role == "prefill":
             # So that what it does not compute, it pulled.
             options.append("--no-prefix-caching")
