@@ -16,6 +16,11 @@ def check_endpoint(endpoint: str, *, field: str = "engine.endpoint") -> str:
         InvalidRequest: It is no URL that gateways on other machines could use.
 
     """
+    # urlsplit drops some of them and takes others for a part of the name.
+    if _has_blanks(endpoint):
+        raise InvalidRequest(
+            f"{field} {endpoint!r}: write it without blanks, as in http://host:port", field=field
+        )
     try:
         parts = urlsplit(endpoint)
         host, _ = parts.hostname, parts.port
@@ -52,6 +57,8 @@ def check_host(host: str, *, field: str = "engine.nixl.host") -> None:
         InvalidRequest: Other engines could not reach it.
 
     """
+    if host.strip() and _has_blanks(host):
+        raise InvalidRequest(f"{field} {host!r}: write it without blanks", field=field)
     if host.startswith("[") or host.endswith("]"):
         raise InvalidRequest(f"{field} {host!r}: write the address without brackets", field=field)
     _refuse_wildcard(host, field)
@@ -59,6 +66,24 @@ def check_host(host: str, *, field: str = "engine.nixl.host") -> None:
         raise InvalidRequest(
             f"{field} {host!r} is neither a host name nor an address: the port goes into its "
             "own field",
+            field=field,
+        )
+
+
+def check_side_channel(host: str, endpoint: str, *, field: str = "engine.nixl.host") -> None:
+    """Checks that a side channel is where an engine's endpoint says that the engine is.
+
+    Raises:
+        InvalidRequest: Its host is loopback and the endpoint's is not: other engines would look
+            for it on their own machine.
+
+    """
+    served = urlsplit(endpoint).hostname or ""
+    if _is_loopback(host) and not _is_loopback(served):
+        raise InvalidRequest(
+            f"{field} {host!r} is loopback, but the engine serves on {served!r}: other engines "
+            "would look for its side channel on their own machine. Set "
+            "VLLM_NIXL_SIDE_CHANNEL_HOST on the engine to an address that they can reach",
             field=field,
         )
 
@@ -80,6 +105,17 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_loopback(host: str) -> bool:
+    if _is_address(host):
+        return ipaddress.ip_address(host).is_loopback
+    name = host.rstrip(".").lower()
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def _has_blanks(text: str) -> bool:
+    return any(character.isspace() or not character.isprintable() for character in text)
 
 
 def _refuse_wildcard(host: str, field: str) -> None:

@@ -3,7 +3,12 @@
 import re
 from dataclasses import dataclass, replace
 
-from kvplane_services.engine.addresses import check_endpoint, check_host, check_port
+from kvplane_services.engine.addresses import (
+    check_endpoint,
+    check_host,
+    check_port,
+    check_side_channel,
+)
 from kvplane_services.engine.model import ConnectorKind, Engine
 from kvplane_services.errors import InvalidRequest
 
@@ -44,8 +49,8 @@ class DirectoryConfig:
             raise ValueError("remember_lost must be positive and max_engines at least 1")
 
     def clamp(self, ttl: float) -> float:
-        """The TTL granted for a wish; zero or less means none."""
-        return min(max(ttl, self.min_ttl), self.max_ttl) if ttl > 0 else self.ttl
+        """The TTL granted for a wish; zero means none."""
+        return min(max(ttl, self.min_ttl), self.max_ttl) if ttl else self.ttl
 
 
 def check_registration(engine: Engine) -> Engine:
@@ -67,6 +72,7 @@ def check_registration(engine: Engine) -> Engine:
     if engine.nixl is not None:
         check_host(engine.nixl.host)
         check_port(engine.nixl.port)
+        check_side_channel(engine.nixl.host, endpoint)
         if not engine.nixl.engine_id:
             raise InvalidRequest("engine.nixl.engine_id is required", field="engine.nixl.engine_id")
     elif engine.build.connector is ConnectorKind.KVPLANE:

@@ -34,6 +34,9 @@ def test_good_endpoints(given: str, canonical: str) -> None:
         ("http://host:8000?x=1", "without user, query"),
         ("http://host:99999", "no URL"),
         ("http://host:http", "no URL"),
+        (" http://host:8000", "without blanks"),
+        ("http://host:8000\n", "without blanks"),
+        ("http://ho st:8000", "without blanks"),
     ],
 )
 def test_bad_endpoints(endpoint: str, hint: str) -> None:

@@ -124,6 +124,14 @@ async def test_a_silent_engine_is_lost_at_its_ttl(plane: StatePlane) -> None:
     assert again.state is EngineState.ACTIVE
 
 
+async def test_a_negative_ttl_is_refused(plane: StatePlane) -> None:
+    """A registration cannot ask to be over before it begins."""
+    with pytest.raises(InvalidRequest) as refused:
+        await plane.register(ttl=-1.0)
+
+    assert refused.value.field == "ttl"
+
+
 async def test_each_engine_is_lost_at_its_own_time(plane: StatePlane) -> None:
     """An engine with a long TTL that registered first does not hide a silent one behind it."""
     await plane.register(engine_of("long"), ttl=100.0)

@@ -34,6 +34,10 @@ def test_a_complete_engine_is_taken() -> None:
         ({"nixl": None}, "engine.nixl"),
         ({"nixl": NixlAddress("0.0.0.0", 5600, "e")}, "engine.nixl.host"),
         ({"nixl": NixlAddress("[::1]", 5600, "e")}, "engine.nixl.host"),
+        ({"nixl": NixlAddress("127.0.0.1", 5600, "e")}, "engine.nixl.host"),
+        ({"nixl": NixlAddress("::1", 5600, "e")}, "engine.nixl.host"),
+        ({"nixl": NixlAddress("localhost", 5600, "e")}, "engine.nixl.host"),
+        ({"nixl": NixlAddress("h ", 5600, "e")}, "engine.nixl.host"),
         ({"nixl": NixlAddress("h", 0, "e")}, "engine.nixl.port"),
         ({"nixl": NixlAddress("h", 5600, "")}, "engine.nixl.engine_id"),
         ({"layout": None}, "engine.layout"),
@@ -51,6 +55,21 @@ def test_incomplete_engines_are_refused_by_field(changes: dict[str, Any], field:
         check_registration(engine_of(**({"engine_id": "d0"} | changes)))
 
     assert field == refused.value.field
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://127.0.0.1:8000", "http://[::1]:1", "http://localhost"]
+)
+def test_an_engine_on_this_machine_alone_may_say_so(endpoint: str) -> None:
+    """Loopback beside loopback is a deployment on one machine."""
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_registration(engine_of(endpoint=endpoint, nixl=NixlAddress(host, 5600, "e")))
+
+
+def test_a_side_channel_on_loopback_is_explained() -> None:
+    """The message says what to set, and to what."""
+    with pytest.raises(InvalidRequest, match=r"10\.0\.0\.1.*VLLM_NIXL_SIDE_CHANNEL_HOST"):
+        check_registration(engine_of(nixl=NixlAddress("127.0.0.1", 5600, "e")))
 
 
 def test_stock_engines_need_neither_side_channel_nor_layout() -> None:
