@@ -67,10 +67,15 @@ async def test_renewing_over_a_stream(state: ServedState) -> None:
     good = pb.LeaseRenewal(name=lease.name, fencing_token=lease.fencing_token, ttl=duration(5.0))
     stale = pb.LeaseRenewal(name=lease.name, fencing_token=1)
     unknown = pb.LeaseRenewal(name="leases/unknown", fencing_token=1)
+    nonsense = pb.LeaseRenewal(name="no name", fencing_token=1)
+    negative = pb.LeaseRenewal(
+        name=lease.name, fencing_token=lease.fencing_token, ttl=duration(-5.0)
+    )
+    items = [good, stale, unknown, nonsense, negative]
     call = state.leases.RenewLeases()
 
     answers = []
-    for sequence, renewals in ((5, [good, stale, unknown]), (2, [good]), (9, [])):
+    for sequence, renewals in ((5, items), (2, [good]), (9, [])):
         await call.write(pb.RenewLeasesRequest(sequence=sequence, holder="h", renewals=renewals))
         answers.append(await read(call))
     await call.done_writing()
@@ -80,6 +85,8 @@ async def test_renewing_over_a_stream(state: ServedState) -> None:
         (lease.name, pb.RENEWAL_OUTCOME_RENEWED, 5),
         (lease.name, pb.RENEWAL_OUTCOME_FENCED, 0),
         ("leases/unknown", pb.RENEWAL_OUTCOME_NOT_FOUND, 0),
+        ("no name", pb.RENEWAL_OUTCOME_NOT_FOUND, 0),
+        (lease.name, pb.RENEWAL_OUTCOME_RENEWED, 1),
     ] == [(each.name, each.outcome, each.ttl.seconds) for each in answers[0].results]
     assert len(answers[1].results) == 1
     assert list(answers[2].results) == []

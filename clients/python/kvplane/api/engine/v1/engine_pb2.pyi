@@ -173,7 +173,9 @@ class Engine(_message.Message):
     """Optional. Ranks at `endpoint`; 0 and 1 both mean one."""
     @_builtins.property
     def nixl(self) -> Global___NixlAddress:
-        """Required for kvplane engines. Where other engines reach its NIXL side channel."""
+        """Required for kvplane engines. Where other engines reach its NIXL side channel.
+        Loopback addresses are refused unless `endpoint` is one too.
+        """
 
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -427,7 +429,9 @@ class RegisterEngineRequest(_message.Message):
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Optional. Wanted time-to-live of the registration; the server clamps it."""
+        """Optional. Wanted time-to-live of the registration, not negative; the server
+        clamps it.
+        """
 
     def __init__(
         self,

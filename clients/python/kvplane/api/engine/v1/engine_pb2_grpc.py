@@ -153,8 +153,8 @@ class EngineServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchEngines(self, request, context):
-        """Streams the current engines, then every later change; loads are sent as they
-        arrive. Called by routers and operators. OUT_OF_RANGE with reason WATCH_COMPACTED
+        """Streams the current engines, then every later change; of loads alone, every one
+        or only the latest. Called by routers and operators. OUT_OF_RANGE with reason WATCH_COMPACTED
         if `after_revision` is no longer held: list again. RESOURCE_EXHAUSTED if the
         reader is too slow.
         """

@@ -70,8 +70,8 @@ class EngineServiceStub:
     ListEngines: _grpc.UnaryUnaryMultiCallable[_engine_pb2.ListEnginesRequest, _engine_pb2.ListEnginesResponse]
     """Lists engines by name. Called by operators."""
     WatchEngines: _grpc.UnaryStreamMultiCallable[_engine_pb2.WatchEnginesRequest, _engine_pb2.WatchEnginesResponse]
-    """Streams the current engines, then every later change; loads are sent as they
-    arrive. Called by routers and operators. OUT_OF_RANGE with reason WATCH_COMPACTED
+    """Streams the current engines, then every later change; of loads alone, every one
+    or only the latest. Called by routers and operators. OUT_OF_RANGE with reason WATCH_COMPACTED
     if `after_revision` is no longer held: list again. RESOURCE_EXHAUSTED if the
     reader is too slow.
     """
@@ -118,8 +118,8 @@ class EngineServiceAsyncStub(EngineServiceStub):
     ListEngines: _aio.UnaryUnaryMultiCallable[_engine_pb2.ListEnginesRequest, _engine_pb2.ListEnginesResponse]  # type: ignore[assignment]
     """Lists engines by name. Called by operators."""
     WatchEngines: _aio.UnaryStreamMultiCallable[_engine_pb2.WatchEnginesRequest, _engine_pb2.WatchEnginesResponse]  # type: ignore[assignment]
-    """Streams the current engines, then every later change; loads are sent as they
-    arrive. Called by routers and operators. OUT_OF_RANGE with reason WATCH_COMPACTED
+    """Streams the current engines, then every later change; of loads alone, every one
+    or only the latest. Called by routers and operators. OUT_OF_RANGE with reason WATCH_COMPACTED
     if `after_revision` is no longer held: list again. RESOURCE_EXHAUSTED if the
     reader is too slow.
     """
@@ -211,8 +211,8 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_pb2.WatchEnginesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_engine_pb2.WatchEnginesResponse], _abc.AsyncIterator[_engine_pb2.WatchEnginesResponse]]:
-        """Streams the current engines, then every later change; loads are sent as they
-        arrive. Called by routers and operators. OUT_OF_RANGE with reason WATCH_COMPACTED
+        """Streams the current engines, then every later change; of loads alone, every one
+        or only the latest. Called by routers and operators. OUT_OF_RANGE with reason WATCH_COMPACTED
         if `after_revision` is no longer held: list again. RESOURCE_EXHAUSTED if the
         reader is too slow.
         """

@@ -314,7 +314,9 @@ Global___Lease: _TypeAlias = Lease  # noqa: Y015
 
 @_typing.final
 class LeaseClaim(_message.Message):
-    """A holder's wish that a lease be renewed at its engine."""
+    """A holder's wish that a lease be renewed at its engine. It goes before leases that
+    nobody claims, within the part of the engine's memory that leases may take.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -456,7 +458,9 @@ class LeaseRenewal(_message.Message):
     """Optional. True gives the holder's claim up; the lease goes on by policy."""
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Optional. How long the claim lasts; clamped. Zero means the server's default."""
+        """Optional. How long the claim lasts; clamped, a negative one to the shortest. Zero
+        means the server's default.
+        """
 
     def __init__(
         self,

@@ -37,8 +37,9 @@ class LeaseServiceStub(object):
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
-    - That a lease survives memory pressure. The engine may break it at any moment
-    and reports it after the fact.
+    - That a lease survives memory pressure, claimed or not. The engine may break it
+    at any moment and reports it after the fact. While requests wait for memory at
+    an engine, this service renews no lease there, and releases unclaimed ones.
     - That two parties never believe in the same lease at once. The fencing token
     decides, at the engine that owns the blocks.
     - That clocks agree. Spans are counted on each receiver's monotonic clock, from
@@ -104,8 +105,9 @@ class LeaseServiceServicer(object):
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
-    - That a lease survives memory pressure. The engine may break it at any moment
-    and reports it after the fact.
+    - That a lease survives memory pressure, claimed or not. The engine may break it
+    at any moment and reports it after the fact. While requests wait for memory at
+    an engine, this service renews no lease there, and releases unclaimed ones.
     - That two parties never believe in the same lease at once. The fencing token
     decides, at the engine that owns the blocks.
     - That clocks agree. Spans are counted on each receiver's monotonic clock, from
@@ -129,7 +131,9 @@ class LeaseServiceServicer(object):
         """Renews a holder's claims on many leases per frame. Frames stand alone, are
         answered in order, and at most one is in flight. Called by whoever wants
         sessions kept: routers for turns in flight, agents while a tool runs.
-        Problems of single leases are outcomes; only a malformed frame ends the stream.
+        Problems of single leases are outcomes, a name that no lease can have included.
+        Only a malformed frame ends the stream, with INVALID_ARGUMENT: one whose holder
+        is missing or too long, or with too many renewals.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -236,8 +240,9 @@ class LeaseService(object):
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
-    - That a lease survives memory pressure. The engine may break it at any moment
-    and reports it after the fact.
+    - That a lease survives memory pressure, claimed or not. The engine may break it
+    at any moment and reports it after the fact. While requests wait for memory at
+    an engine, this service renews no lease there, and releases unclaimed ones.
     - That two parties never believe in the same lease at once. The fencing token
     decides, at the engine that owns the blocks.
     - That clocks agree. Spans are counted on each receiver's monotonic clock, from

@@ -38,8 +38,9 @@ class LeaseServiceStub:
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
-    - That a lease survives memory pressure. The engine may break it at any moment
-      and reports it after the fact.
+    - That a lease survives memory pressure, claimed or not. The engine may break it
+      at any moment and reports it after the fact. While requests wait for memory at
+      an engine, this service renews no lease there, and releases unclaimed ones.
     - That two parties never believe in the same lease at once. The fencing token
       decides, at the engine that owns the blocks.
     - That clocks agree. Spans are counted on each receiver's monotonic clock, from
@@ -63,7 +64,9 @@ class LeaseServiceStub:
     """Renews a holder's claims on many leases per frame. Frames stand alone, are
     answered in order, and at most one is in flight. Called by whoever wants
     sessions kept: routers for turns in flight, agents while a tool runs.
-    Problems of single leases are outcomes; only a malformed frame ends the stream.
+    Problems of single leases are outcomes, a name that no lease can have included.
+    Only a malformed frame ends the stream, with INVALID_ARGUMENT: one whose holder
+    is missing or too long, or with too many renewals.
     """
     BatchRenewLeases: _grpc.UnaryUnaryMultiCallable[_lease_pb2.BatchRenewLeasesRequest, _lease_pb2.BatchRenewLeasesResponse]
     """Does what one RenewLeases frame does, for callers that cannot hold a stream."""
@@ -100,8 +103,9 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
-    - That a lease survives memory pressure. The engine may break it at any moment
-      and reports it after the fact.
+    - That a lease survives memory pressure, claimed or not. The engine may break it
+      at any moment and reports it after the fact. While requests wait for memory at
+      an engine, this service renews no lease there, and releases unclaimed ones.
     - That two parties never believe in the same lease at once. The fencing token
       decides, at the engine that owns the blocks.
     - That clocks agree. Spans are counted on each receiver's monotonic clock, from
@@ -122,7 +126,9 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     """Renews a holder's claims on many leases per frame. Frames stand alone, are
     answered in order, and at most one is in flight. Called by whoever wants
     sessions kept: routers for turns in flight, agents while a tool runs.
-    Problems of single leases are outcomes; only a malformed frame ends the stream.
+    Problems of single leases are outcomes, a name that no lease can have included.
+    Only a malformed frame ends the stream, with INVALID_ARGUMENT: one whose holder
+    is missing or too long, or with too many renewals.
     """
     BatchRenewLeases: _aio.UnaryUnaryMultiCallable[_lease_pb2.BatchRenewLeasesRequest, _lease_pb2.BatchRenewLeasesResponse]  # type: ignore[assignment]
     """Does what one RenewLeases frame does, for callers that cannot hold a stream."""
@@ -158,8 +164,9 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
-    - That a lease survives memory pressure. The engine may break it at any moment
-      and reports it after the fact.
+    - That a lease survives memory pressure, claimed or not. The engine may break it
+      at any moment and reports it after the fact. While requests wait for memory at
+      an engine, this service renews no lease there, and releases unclaimed ones.
     - That two parties never believe in the same lease at once. The fencing token
       decides, at the engine that owns the blocks.
     - That clocks agree. Spans are counted on each receiver's monotonic clock, from
@@ -190,7 +197,9 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         """Renews a holder's claims on many leases per frame. Frames stand alone, are
         answered in order, and at most one is in flight. Called by whoever wants
         sessions kept: routers for turns in flight, agents while a tool runs.
-        Problems of single leases are outcomes; only a malformed frame ends the stream.
+        Problems of single leases are outcomes, a name that no lease can have included.
+        Only a malformed frame ends the stream, with INVALID_ARGUMENT: one whose holder
+        is missing or too long, or with too many renewals.
         """
 
     @_abc_1.abstractmethod
