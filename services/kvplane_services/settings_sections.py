@@ -124,7 +124,8 @@ class LeasesSection(Section):
         default=0.35,
         ge=0,
         le=1,
-        description="Part of an engine's KV blocks that idle leases may take.",
+        description="Part of an engine's KV blocks that leases which are renewed may take, claimed "
+        "ones included.",
     )
 
 
