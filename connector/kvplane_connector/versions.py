@@ -1,14 +1,15 @@
 """The one module that knows vLLM's versions.
 
 vLLM's handles carry an expiry in the owner's clock, and its side channel tells that clock, since
-0.26. Since 0.30 a read that is declined or refused is told to the scheduler by the request's name;
-before, a model with several kinds of cache took it for a good one. Without either, blocks that
-were given away would be used unnoticed, so older ones are refused.
+0.26. Without them a read of blocks that were given away cannot be noticed, so older ones are
+refused. Since 0.30 a failed read is told to the scheduler by the request's name; before, it is
+told by its blocks, and not at all for models with several kinds of cache, which are refused there.
 """
 
 import re
+from typing import Any
 
-OLDEST = (0, 30)
+OLDEST = (0, 26)
 
 # What vLLM asks about a read before it and after it; see worker.py.
 _FENCE = ("_is_turn2_read_expired", "_pop_done_transfers", "_nixl_handshake")
@@ -46,6 +47,23 @@ def require_fence(worker_class: type, version: str) -> None:
             f"KvplaneConnector cannot fence the reads of vLLM {version}, whose worker has no "
             f"{', '.join(missing)}. Use a newer kvplane, or an older vLLM from "
             f"{OLDEST[0]}.{OLDEST[1]} on"
+        )
+
+
+def require_failures_told(worker: Any) -> None:
+    """Returns if the scheduler hears of reads that this worker calls failed.
+
+    Raises:
+        UnsupportedVllmError: It would take them for good ones, as vLLM before 0.30 does with a
+            model that has several kinds of KV cache.
+
+    """
+    tells_by_name = hasattr(worker, "get_transfer_results")
+    if getattr(worker, "_is_hma_required", False) and not tells_by_name:
+        raise UnsupportedVllmError(
+            "KvplaneConnector needs vLLM 0.30 or later for models with several kinds of KV cache "
+            "(sliding windows, state spaces): before, vLLM uses blocks whose read failed. Upgrade "
+            "vLLM, or start it with --disable-hybrid-kv-cache-manager"
         )
 
 

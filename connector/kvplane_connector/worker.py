@@ -3,12 +3,13 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from kvplane_connector.clock import EngineClock
 from kvplane_connector.read_fence import ReadFence, widest_offset
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
-from kvplane_connector.versions import reaps_in_order
+from kvplane_connector.versions import reaps_in_order, require_failures_told
 from kvplane_connector.vllm_names import (
     NixlConnectorMetadata,
     NixlPullConnectorWorker,
@@ -22,6 +23,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
+        require_failures_told(self)
         self._clock = EngineClock()
         self._fence = ReadFence(clock=self._clock, ahead=self._engine_clock_offset)
         self._kept: set[str] = set()
@@ -60,13 +62,25 @@ class KvplaneWorker(NixlPullConnectorWorker):
         """See vLLM, which asks this before any read and, for itself, trusts one without expiry."""
         return not self._fence.may_begin(meta)
 
-    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
+    def _pop_done_transfers(
+        self, transfers: dict[str, list[int]]
+    ) -> tuple[set[str], set[str]] | set[str]:
         """See vLLM. A read that ended too late has failed: nobody may use or share its blocks."""
-        done, failed = super()._pop_done_transfers(transfers)
-        for name in done - failed:
+        popped = super()._pop_done_transfers(transfers)
+        if isinstance(popped, set):
+            # vLLM before 0.30 hears of failures by a call for each.
+            for name in self._ended_late(popped):
+                self._handle_failed_transfer(name, None)
+            return popped
+        done, failed = popped
+        return done, failed | self._ended_late(done - failed)
+
+    def _ended_late(self, names: AbstractSet[str]) -> set[str]:
+        late: set[str] = set()
+        for name in names:
             meta = self._recving_metadata.get(name)
             if meta is not None and not self._fence.ended_in_time(meta):
-                failed.add(name)
+                late.add(name)
                 self.xfer_stats.record_kv_expired_req()
                 _log.warning(
                     "Refusing what was read for %s from engine %s: it may have been given away "
@@ -74,7 +88,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
                     name,
                     meta.remote.engine_id,
                 )
-        return done, failed
+        return late
 
     def _get_new_notifs(self) -> set[str]:
         """See vLLM. Adds the kept retentions whose time has come."""

@@ -11,9 +11,8 @@ from packaging.version import InvalidVersion, Version
 from kvplane_services.engine.model import ConnectorKind, Engine, EngineState, KvLayout
 from kvplane_services.errors import EngineIncompatible
 
-# The first vLLM in which reads can be fenced: handles carry an expiry and a clock, and a read that
-# is declined or refused counts as failed with every kind of model.
-OLDEST_VLLM = (0, 30)
+# The first vLLM whose handles carry an expiry and a clock, without which reads cannot be fenced.
+OLDEST_VLLM = (0, 26)
 
 
 def check_build(engine: Engine, *, plane_version: str) -> None:

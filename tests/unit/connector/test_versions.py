@@ -1,5 +1,7 @@
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -7,21 +9,22 @@ from kvplane_connector import __version__
 from kvplane_connector.versions import (
     UnsupportedVllmError,
     reaps_in_order,
+    require_failures_told,
     require_fence,
     require_supported,
 )
 
 
-@pytest.mark.parametrize("version", ["0.30.0", "0.32.0", "0.33.0rc1", "1.0", "0.30.1.dev3+cpu"])
+@pytest.mark.parametrize("version", ["0.26.0", "0.32.0", "0.33.0rc1", "1.0", "0.27.1.dev3+cpu"])
 def test_newer_ones_are_taken(version: str) -> None:
-    """vLLM 0.30 and all later ones are supported, pre-releases too."""
+    """vLLM 0.26 and all later ones are supported, pre-releases too."""
     require_supported(version)
 
 
-@pytest.mark.parametrize("version", ["0.29.1", "0.9.2", "dev", "", "0.1.dev1"])
+@pytest.mark.parametrize("version", ["0.25.1", "0.9.2", "dev", "", "0.1.dev1"])
 def test_older_ones_are_refused_with_what_to_do(version: str) -> None:
     """An old or unknown version is named, and what is needed instead."""
-    with pytest.raises(UnsupportedVllmError, match=r"needs vLLM 0\.30 or later"):
+    with pytest.raises(UnsupportedVllmError, match=r"needs vLLM 0\.26 or later"):
         require_supported(version)
 
 
@@ -33,6 +36,22 @@ def test_a_worker_that_does_not_ask_the_fence_is_refused() -> None:
 
     with pytest.raises(UnsupportedVllmError, match=r"vLLM 0\.99\.0, .* no _pop_done_transfers\."):
         require_fence(type("Reads", (), asks), "0.99.0")
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "told_by_name", "taken"),
+    [(False, True, True), (True, True, True), (False, False, True), (True, False, False)],
+)
+def test_old_vllm_with_several_kinds_of_cache_is_refused(
+    *, hybrid: bool, told_by_name: bool, taken: bool
+) -> None:
+    """Before 0.30 vLLM forgets failed reads of such models, so they are not begun with."""
+    worker = SimpleNamespace(_is_hma_required=hybrid)
+    if told_by_name:
+        worker.get_transfer_results = object()
+
+    with nullcontext() if taken else pytest.raises(UnsupportedVllmError, match=r"0\.30 or later"):
+        require_failures_told(worker)
 
 
 def test_the_way_of_reaping_is_seen() -> None:

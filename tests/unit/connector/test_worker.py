@@ -31,10 +31,14 @@ class _VllmWorker:
         self._recving_metadata: dict[str, Any] = {}
         self._engine_clock_offset: dict[str, float] = {}
         # What the next poll finds: requests whose reads are all done, and those that failed.
-        self.polled: tuple[set[str], set[str]] = (set(), set())
+        self.polled: tuple[set[str], set[str]] | set[str] = (set(), set())
+        self.failed: list[tuple[str, int | None]] = []
 
-    def _pop_done_transfers(self, _: dict[str, list[int]]) -> tuple[set[str], set[str]]:
+    def _pop_done_transfers(self, _: dict[str, list[int]]) -> tuple[set[str], set[str]] | set[str]:
         return self.polled
+
+    def _handle_failed_transfer(self, name: str, handle: int | None) -> None:
+        self.failed.append((name, handle))
 
     def _nixl_handshake(self, *_: Any, **__: Any) -> tuple[dict[Any, str], float]:
         return {(0, 0): "agent"}, 7.0
@@ -92,6 +96,16 @@ def test_a_read_that_is_done_too_late_is_told_to_vllm_as_failed(worker: Any) -> 
     assert done == everything
     assert failed == {"late", "unfenced", "broken"}
     assert worker.xfer_stats.expired == 2
+
+
+def test_older_vllm_is_told_of_each_late_read_by_itself(worker: Any) -> None:
+    """vLLM before 0.30 pops a set, and is told of failures by a call that marks the blocks."""
+    _reads(worker, "in time", expiry=2.0)
+    _reads(worker, "late", expiry=0.5)
+    worker.polled = {"in time", "late"}
+
+    assert worker._pop_done_transfers({}) == {"in time", "late"}
+    assert worker.failed == [("late", None)]
 
 
 def test_a_read_that_still_runs_is_left_alone(worker: Any) -> None:

@@ -32,19 +32,19 @@ def build(**changes: object) -> EngineBuild:
 
 
 @pytest.mark.parametrize(
-    "version", ["0.30.0", "0.32.0", "0.33.1rc1", "0.30.1.dev12+gabc123", "0.32.0+cpu", "1.0"]
+    "version", ["0.26.0", "0.32.0", "0.33.1rc1", "0.27.1.dev12+gabc123", "0.32.0+cpu", "1.0"]
 )
 def test_vllm_that_is_new_enough(version: str) -> None:
-    """vLLM 0.30 and every later version is taken, builds of one's own included."""
+    """vLLM 0.26 and every later version is taken, builds of one's own included."""
     check_build(engine_of(build=build(vllm_version=version)), plane_version="0.1.0")
 
 
 @pytest.mark.parametrize(
     ("version", "hint"),
     [
-        ("0.29.1", "needs 0.30 or later: upgrade vLLM"),
-        ("0.9.2", "needs 0.30 or later"),
-        ("0.1.dev1+g123", "needs 0.30 or later"),
+        ("0.25.9", "needs 0.26 or later: upgrade vLLM"),
+        ("0.9.2", "needs 0.26 or later"),
+        ("0.1.dev1+g123", "needs 0.26 or later"),
         ("", "does not say which vLLM version"),
         ("  ", "does not say which vLLM version"),
         ("main", "not a version: install a release"),
