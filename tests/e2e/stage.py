@@ -84,10 +84,10 @@ class Stage:
 
         wait_until(registered, seconds=15, what=f"{wanted} are registered")
 
-    def leases(self) -> list[Lease]:
-        """The live leases, oldest grant first."""
+    def leases(self, *, include_ended: bool = False) -> list[Lease]:
+        """The live leases, or all that are remembered, oldest grant first."""
         with SyncPlane(self.plane.target) as client:
-            found = client.each(client.leases.list())
+            found = client.each(client.leases.list(include_ended=include_ended))
             return sorted(found, key=lambda lease: lease.fencing_token)
 
     def stop(self) -> list[int]:
