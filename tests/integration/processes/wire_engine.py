@@ -50,7 +50,7 @@ class WireEngine:
                 role=self._role,
                 endpoint=f"http://{self.engine_id}.test:8000",
                 models=[MODEL],
-                nixl=pb.NixlAddress(host="127.0.0.1", port=5600, engine_id="x"),
+                nixl=pb.NixlAddress(host=f"{self.engine_id}.test", port=5600, engine_id="x"),
                 layout=pb.KvLayout(block_size=16, total_blocks=1000),
                 build=pb.EngineBuild(
                     connector=pb.EngineBuild.CONNECTOR_KVPLANE,
