@@ -21,7 +21,7 @@ from kvplane_services.deadlines import Deadlines
 from kvplane_services.engine.compatibility import check_build, check_partners
 from kvplane_services.engine.model import Engine, EngineLoad, EngineState, Role
 from kvplane_services.engine.registration import DirectoryConfig, check_registration
-from kvplane_services.errors import EpochStale, InvalidRequest, NotFound, Saturated, Unavailable
+from kvplane_services.errors import EpochStale, NotFound, Saturated, Unavailable
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.journal import Journal
 from kvplane_services.store.paging import Page, PageRequest
@@ -114,10 +114,6 @@ class EngineDirectory:
 
         """
         engine = check_registration(engine)
-        if ttl < 0:
-            raise InvalidRequest(
-                f"ttl is {ttl:g} s: ask for a positive one, or for none", field="ttl"
-            )
         async with self._registering:
             asked = (engine, ttl)
             first = self._requests.find(request_id, asked, self._clock.now())

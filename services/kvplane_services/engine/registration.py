@@ -49,7 +49,11 @@ class DirectoryConfig:
             raise ValueError("remember_lost must be positive and max_engines at least 1")
 
     def clamp(self, ttl: float) -> float:
-        """The TTL granted for a wish; zero means none."""
+        """The TTL granted for a wish; zero means none. Raises InvalidRequest if it is negative."""
+        if ttl < 0:
+            raise InvalidRequest(
+                f"ttl is {ttl:g} s: ask for a positive one, or for none", field="ttl"
+            )
         return min(max(ttl, self.min_ttl), self.max_ttl) if ttl else self.ttl
 
 
