@@ -164,9 +164,10 @@ def build(name: str, torch_index_url: str) -> None:
     if not same_packages(held, wanted):
         if not can_grow(held, name):
             venv.create(folder, clear=True, with_pip=True, symlinks=True)
-        install(python, ["--no-deps", "--requirement", str(LOCKS / environment.lock)])
+        # First, for this is what a machine may not find; the rest takes minutes.
         if environment.torch:
             install_torch(python, torch_index_url)
+        install(python, ["--no-deps", "--requirement", str(LOCKS / environment.lock)])
     if environment.project:
         install(python, ["--no-deps", "--no-build-isolation", "--editable", "."])
     probe(python, environment)

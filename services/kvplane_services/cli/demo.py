@@ -33,7 +33,14 @@ def demo(
         ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the table there.")
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            dir_okay=False,
+            writable=True,
+            help="Also write the table there.",
+        ),
     ] = None,
     log_dir: Annotated[
         Path | None,
@@ -49,6 +56,10 @@ def demo(
     """
     from kvplane_services.demo.command import run_demo
 
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise typer.BadParameter(
+            f"{json_file.absolute().parent} is not a folder: make it first", param_hint="--json"
+        )
     if engine is EngineKind.VLLM and engine_python is None:
         raise typer.BadParameter(
             "is needed with --engine vllm: the python that has vLLM (or use --engine sim)",

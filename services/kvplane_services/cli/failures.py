@@ -12,6 +12,7 @@ _EXTRAS = {
     "nixl": "vllm",
     "opentelemetry.exporter": "gateway",
     "prometheus_client": "gateway",
+    "openai": "demo",
 }
 
 
