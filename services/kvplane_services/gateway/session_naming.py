@@ -9,11 +9,11 @@ The first of these that is there names the session:
    Responses API, a string or an object with an `id`. vLLM ignores fields that it does not know
    and says so at debug level only, so all of them reach the engines as they came.
 3. Headers of coding agents:
-   - Claude Code: `X-Claude-Code-Session-Id`, with `X-Claude-Code-Agent-Id` for a subagent, whose
+   - Claude Code: `X-Claude-Code-Session-Id`, with `X-Claude-Code-Agent-Id` for an inner agent, whose
      history is its own (NVIDIA Dynamo, lib/llm/src/protocols/agents.rs; CLIProxyAPI#4452, where
      the traffic of real clients was looked at).
    - Codex: `session-id`, formerly `session_id` (openai/codex,
-     codex-rs/codex-api/src/requests/headers.rs); `thread-id` differs from it for subagents.
+     codex-rs/codex-api/src/requests/headers.rs); `thread-id` differs from it for inner agents.
    - Amp: `X-Amp-Thread-Id` (CLIProxyAPI#3089).
    - OpenCode and pi towards other providers: `X-Session-Affinity`, `X-Opencode-Session`
      (packages/opencode/src/session/llm/request.ts).
@@ -53,7 +53,7 @@ _AGENT_HEADERS = (
     "x-opencode-session",
     "x-dynamo-session-id",
 )
-# With an agent's session header: the header of the subagent or thread inside it.
+# With an agent's session header: the header of the agent or thread inside it.
 _PART_HEADERS = {"session-id": "thread-id", "session_id": "thread_id"}
 
 _MAX_ID_BYTES = 512
