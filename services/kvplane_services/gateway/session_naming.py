@@ -9,7 +9,7 @@ The first of these that is there names the session:
    Responses API, a string or an object with an `id`. vLLM ignores fields that it does not know
    and says so at debug level only, so all of them reach the engines as they came.
 3. Headers of coding agents:
-   - Claude Code: `X-Claude-Code-Session-Id`, with `X-Claude-Code-Agent-Id` for an inner agent, whose
+   - Claude Code: `X-Claude-Code-Session-Id`, with `X-Claude-Code-Agent-Id` for an inner one, whose
      history is its own (NVIDIA Dynamo, lib/llm/src/protocols/agents.rs; CLIProxyAPI#4452, where
      the traffic of real clients was looked at).
    - Codex: `session-id`, formerly `session_id` (openai/codex,
