@@ -66,7 +66,14 @@ def _write_over(engine: LocalEngine) -> None:
 
 
 def _expired(engine: Served) -> float:
+    """Expired reads of the engine, and its own leases that ended unread: vLLM counts both."""
     return metric(engine, "vllm:nixl_num_kv_expired_reqs_total")
+
+
+def _settled(engine: Served) -> float:
+    """What `_expired` counts once none of the engine's own leases can end any more."""
+    wait_until(lambda: _free(engine), seconds=STAGED + 5, what="the end of earlier leases")
+    return _expired(engine)
 
 
 def _free(engine: Served) -> bool:
@@ -94,8 +101,9 @@ def test_a_decode_engine_that_stood_still_between_the_legs_reads_nothing(
     """Frozen until prefill wrote over the blocks it recomputes, and caches nothing wrong."""
     messages = opening(new_session())
     reference = recomputed(pair, messages)
+    expired = _settled(pair.decode)
     params = _staged(pair, messages)
-    before, expired = transferred(pair.decode), _expired(pair.decode)
+    before = transferred(pair.decode)
 
     pair.decode.process.send(signal.SIGSTOP)
     try:
@@ -134,8 +142,8 @@ def test_a_decode_engine_that_stood_still_in_its_read_refuses_what_it_read(
     """A read that began in time and ended too late counts as failed, and nothing of it is kept."""
     messages = opening(new_session())
     reference = recomputed(pair, messages)
+    expired = _settled(pair.decode)
     params = _staged(pair, messages)
-    expired = _expired(pair.decode)
 
     held.touch()
     try:
@@ -155,12 +163,12 @@ def test_a_prefill_engine_that_stood_still_in_its_read_refuses_what_it_read(
     plane: RecordingPlane, pair: EnginePair, held: Path, thread: ThreadPoolExecutor
 ) -> None:
     """The same holds for blocks of a retention that ended meanwhile."""
+    expired = _settled(pair.prefill)
     session = new_session()
     first = turn(pair, session, opening(session))
     messages = continued(opening(session), first)
     reference = recomputed(pair, messages)
     handle = handle_of(plane, session)
-    expired = _expired(pair.prefill)
 
     held.touch()
     try:
