@@ -19,7 +19,6 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 ENGINE_PYTHON := .venv-vllm/bin/python
 CODEGEN := PATH="$(CURDIR)/.build/codegen/bin:$$PATH"
-GENERATED := clients/python/kvplane/api
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

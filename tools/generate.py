@@ -10,19 +10,23 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Relative to the repository's root, in which this runs, and to buf's output folder alike.
-GENERATED = Path("clients/python/kvplane/api")
+# Where the code of each folder of proto/ belongs, relative to the repository's root, in which
+# this runs.
+PACKAGES = {
+    Path("kvplane/api"): Path("clients/python/kvplane/api"),
+    Path("kvplane_services/records"): Path("services/kvplane_services/records"),
+}
 PACKAGE_DOCSTRING = '"""Generated from proto/ by `make proto`; do not edit."""\n'
 
 
-def generate(out: Path) -> Path:
-    """Runs buf, and returns the folder under `out` that holds the code as a Python package."""
+def generate(out: Path) -> None:
+    """Runs buf, and makes Python packages under `out` of what it generates."""
     subprocess.run(["buf", "generate", "--output", str(out)], check=True)
-    package = out / GENERATED
-    modules = [path.relative_to(package) for path in package.rglob("*.py")]
-    for folder in {parent for module in modules for parent in module.parents}:
-        (package / folder / "__init__.py").write_text(PACKAGE_DOCSTRING)
-    return package
+    for folder in PACKAGES:
+        package = out / folder
+        modules = [path.relative_to(package) for path in package.rglob("*.py")]
+        for parent in {parent for module in modules for parent in module.parents}:
+            (package / parent / "__init__.py").write_text(PACKAGE_DOCSTRING)
 
 
 def contents(package: Path) -> dict[str, str]:
@@ -31,16 +35,16 @@ def contents(package: Path) -> dict[str, str]:
     return {path.relative_to(package).as_posix(): path.read_text() for path in paths}
 
 
-def differences(committed: dict[str, str], fresh: dict[str, str]) -> list[str]:
-    """One line for each file that is not the same in both."""
+def differences(package: Path, committed: dict[str, str], fresh: dict[str, str]) -> list[str]:
+    """One line for each file of a package that is not the same in both."""
     lines: list[str] = []
     for name in sorted(committed.keys() | fresh.keys()):
         if name not in fresh:
-            lines.append(f"{GENERATED / name} belongs to no contract")
+            lines.append(f"{package / name} belongs to no contract")
         elif name not in committed:
-            lines.append(f"{GENERATED / name} is missing")
+            lines.append(f"{package / name} is missing")
         elif committed[name] != fresh[name]:
-            lines.append(f"{GENERATED / name} differs")
+            lines.append(f"{package / name} differs")
     return lines
 
 
@@ -49,16 +53,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail on a difference")
     check: bool = parser.parse_args().check
-    with tempfile.TemporaryDirectory() as folder:
-        fresh = generate(Path(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        generate(Path(temporary))
+        fresh = {package: Path(temporary, folder) for folder, package in PACKAGES.items()}
         if check:
-            drift = differences(contents(GENERATED), contents(fresh))
+            drift = [
+                line
+                for package, made in fresh.items()
+                for line in differences(package, contents(package), contents(made))
+            ]
             if drift:
                 print(*drift, sep="\n")
                 print("The generated code does not match proto/: run `make proto` and commit.")
             return 1 if drift else 0
-        shutil.rmtree(GENERATED, ignore_errors=True)
-        shutil.copytree(fresh, GENERATED)
+        for package, made in fresh.items():
+            shutil.rmtree(package, ignore_errors=True)
+            shutil.copytree(made, package)
     return 0
 
 

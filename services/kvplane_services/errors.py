@@ -15,8 +15,10 @@ translates them.
     │   ├── EngineIncompatible  the engine cannot work with the others
     │   └── StrategyImpossible  the forced strategy cannot be carried out
     ├── Conflict                etag or revision mismatch: read again and retry
+    │   └── GuardFailed         another replica has taken over what is to be written
     ├── Saturated               a quota or every engine is full: retry later
     ├── Unavailable             no engine or no store at the moment: retry later
+    ├── StoreRefused            the store answers but will not serve us: an operator must act
     └── WatchTooOld             the revision to resume at is gone: list again
 """
 
@@ -98,6 +100,10 @@ class Conflict(KvplaneError):
     reason = "CONFLICT"
 
 
+class GuardFailed(Conflict):
+    """Another replica has taken over what this one was about to write."""
+
+
 class Saturated(KvplaneError):
     """A quota or all engines are full; retry after `retry_after` seconds."""
 
@@ -116,6 +122,12 @@ class Unavailable(KvplaneError):
     def __init__(self, message: str, *, retry_after: float, **metadata: str) -> None:
         super().__init__(message, **metadata)
         self.retry_after = retry_after
+
+
+class StoreRefused(KvplaneError):
+    """The store answers but will not serve us: password, certificate, version. Retrying is vain."""
+
+    reason = "STORE_REFUSED"
 
 
 class WatchTooOld(KvplaneError):

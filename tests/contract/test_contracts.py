@@ -35,7 +35,12 @@ def run(command: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[st
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of the contracts, their settings and their generated code, to change at will."""
-    for name in ("proto", "tools", "clients/python/kvplane/api"):
+    for name in (
+        "proto",
+        "tools",
+        "clients/python/kvplane/api",
+        "services/kvplane_services/records",
+    ):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("buf.yaml", "buf.gen.yaml"):
         shutil.copy(ROOT / name, tmp_path)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -14,21 +14,14 @@ from kvplane_services.store.ports import (
     Event,
     Removed,
     Reset,
-    Sequence,
+    Store,
     Synced,
     Table,
     Upserted,
 )
+from tests.support.store_values import TEXTS, texts
 
 BACKLOG = 16
-
-
-class Store(Protocol):
-    """What the suite asks of an adapter: fresh tables that hold `BACKLOG` events, and numbers."""
-
-    def table(self, kind: type[str]) -> Table[str]: ...
-
-    def sequence(self) -> Sequence: ...
 
 
 def _memory() -> Store:
@@ -43,7 +36,7 @@ async def store(request: pytest.FixtureRequest) -> Store:
 
 @pytest.fixture
 def table(store: Store) -> Table[str]:
-    return store.table(str)
+    return store.table(TEXTS)
 
 
 async def take(events: AsyncIterator[Event[str]], count: int) -> list[Event[str]]:
@@ -68,7 +61,7 @@ async def test_get_of_an_unknown_key(table: Table[str]) -> None:
 
 async def test_revisions_grow_over_all_tables(store: Store) -> None:
     """Writes to any table of a store get larger and larger revisions."""
-    first, second = store.table(str), store.table(str)
+    first, second = store.table(texts("first")), store.table(texts("second"))
 
     revisions = [await first.put("a", "1"), await second.put("a", "1"), await first.put("a", "2")]
 
@@ -91,7 +84,7 @@ async def test_list_is_sorted_and_carries_the_last_revision(table: Table[str]) -
 
 async def test_revision_is_that_of_the_last_write(store: Store) -> None:
     """The store's revision counts the writes to all its tables."""
-    first, second = store.table(str), store.table(str)
+    first, second = store.table(texts("first")), store.table(texts("second"))
     written = await first.put("a", "1")
 
     assert [written, written] == [await first.revision(), await second.revision()]
@@ -212,7 +205,7 @@ async def test_watch_wakes_on_a_write(table: Table[str]) -> None:
 
 async def test_watch_sends_bookmarks(store: Store) -> None:
     """An idle watch is told revisions of other tables, so that it can resume after them."""
-    watched, other = store.table(str), store.table(str)
+    watched, other = store.table(texts("watched")), store.table(texts("other"))
     watch = watched.watch()
     await take(watch, 1)
     revision = await other.put("a", "1")
@@ -260,7 +253,7 @@ async def test_feed_starts_over_by_itself(table: Table[str]) -> None:
 
 async def test_sequence_grows(store: Store) -> None:
     """Each number is larger than the one before, whoever draws."""
-    sequence = store.sequence()
+    sequence = store.sequence("numbers")
 
     numbers = [await sequence.next() for _ in range(100)]
 

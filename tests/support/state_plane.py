@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from kvplane_services.adapters.memory import MemoryStore
+from kvplane_services.adapters.records import ENGINES, LEASES, SESSIONS
 from kvplane_services.engine.directory import EngineDirectory
 from kvplane_services.engine.model import Engine
 from kvplane_services.engine.registration import DirectoryConfig
@@ -14,7 +15,6 @@ from kvplane_services.lease.manager import LeaseManager
 from kvplane_services.lease.model import Lease
 from kvplane_services.lease.reports import Directive, EngineReport, ReportAnswer
 from kvplane_services.session.config import SessionConfig
-from kvplane_services.session.model import Session
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.store.ports import Sequence, Upserted
 from tests.support.clock import FakeClock
@@ -36,23 +36,23 @@ class StatePlane:
     ) -> None:
         self.clock = clock or FakeClock()
         self.store = MemoryStore(clock=self.clock, backlog=backlog)
-        self.lease_table = self.store.table(Lease)
+        self.lease_table = self.store.table(LEASES)
         self.directory = EngineDirectory(
-            table=self.store.table(Engine),
-            epochs=self.store.sequence(),
+            table=self.store.table(ENGINES),
+            epochs=self.store.sequence("epochs"),
             clock=self.clock,
             plane_version=PLANE_VERSION,
             config=directory,
         )
         self.manager = LeaseManager(
             table=self.lease_table,
-            tokens=tokens or self.store.sequence(),
+            tokens=tokens or self.store.sequence("tokens"),
             engines=self.directory,
             clock=self.clock,
             config=leases,
         )
         self.registry = SessionRegistry(
-            table=self.store.table(Session),
+            table=self.store.table(SESSIONS),
             leases=self.manager.feed(),
             control=self.manager,
             clock=self.clock,

@@ -9,14 +9,22 @@ down, or if more than a million are drawn a second for long.
 """
 
 import asyncio
-import bisect
-from collections import deque
-from collections.abc import AsyncIterator
-from typing import Generic, TypeVar
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Generic, TypeVar
 
-from kvplane_services.clock import Clock, wait_set
-from kvplane_services.errors import Conflict, Saturated, WatchTooOld
-from kvplane_services.store.ports import Event, Removed, Snapshot, Synced, Upserted, Versioned
+from kvplane_services.clock import Clock
+from kvplane_services.store.commits import check_commit, conflict, guard_failed
+from kvplane_services.store.ports import (
+    Delete,
+    Event,
+    Guard,
+    Put,
+    Snapshot,
+    TableSpec,
+    Versioned,
+)
+from kvplane_services.store.table_copy import TableCopy
 
 T = TypeVar("T")
 
@@ -24,7 +32,7 @@ _MICROSECONDS = 1_000_000
 
 
 class MemoryStore:
-    """Makes tables and sequences that share one revision counter.
+    """Makes tables and sequences that share one revision counter. See `store.ports.Store`.
 
     Args:
         clock: Seeds numbers, and times bookmarks.
@@ -43,164 +51,144 @@ class MemoryStore:
         self._backlog = backlog
         self._bookmark_interval = bookmark_interval
         self._revision = _wall_microseconds(clock)
+        self._tables: dict[str, MemoryTable[Any]] = {}
+        self._sequences: dict[str, MemorySequence] = {}
+        self._anchors = MemoryAnchors()
 
     @property
     def revision(self) -> int:
         """Revision of the last write to any table."""
         return self._revision
 
-    def table(self, kind: type[T]) -> "MemoryTable[T]":
-        """A new, empty table for values of `kind`."""
-        return MemoryTable(
-            kind=kind,
-            store=self,
-            clock=self._clock,
-            backlog=self._backlog,
-            bookmark_interval=self._bookmark_interval,
-        )
+    @property
+    def reachable(self) -> bool:
+        """Always: it is this process."""
+        return True
 
-    def sequence(self) -> "MemorySequence":
-        """A new sequence."""
-        return MemorySequence(clock=self._clock)
+    @property
+    def anchors(self) -> "MemoryAnchors":
+        """See `Store.anchors`."""
+        return self._anchors
+
+    def table(self, spec: TableSpec[T]) -> "MemoryTable[T]":
+        """See `Store.table`."""
+        if spec.name not in self._tables:
+            copy: TableCopy[T] = TableCopy(
+                revision=self._revision,
+                clock=self._clock,
+                backlog=self._backlog,
+                bookmark_interval=self._bookmark_interval,
+            )
+            self._tables[spec.name] = MemoryTable(spec=spec, store=self, copy=copy)
+        return self._tables[spec.name]
+
+    def sequence(self, name: str) -> "MemorySequence":
+        """See `Store.sequence`."""
+        return self._sequences.setdefault(name, MemorySequence(clock=self._clock))
 
     def advance(self) -> int:
         """The revision of a write that is about to happen. For tables."""
         self._revision += 1
+        for table in self._tables.values():
+            table.advance(self._revision)
         return self._revision
+
+    def revision_of(self, guard: Guard) -> int:
+        """Revision of what a guard is about. For tables."""
+        table = self._tables.get(guard.table)
+        return table.revision_at(guard.key) if table else 0
 
 
 class MemoryTable(Generic[T]):
     """See `kvplane_services.store.ports.Table`. Made by `MemoryStore.table`."""
 
-    def __init__(
-        self,
-        *,
-        kind: type[T],
-        store: MemoryStore,
-        clock: Clock,
-        backlog: int,
-        bookmark_interval: float,
-    ) -> None:
-        self._kind = kind
+    def __init__(self, *, spec: TableSpec[T], store: MemoryStore, copy: TableCopy[T]) -> None:
+        self._spec = spec
         self._store = store
-        self._clock = clock
-        self._bookmark_interval = bookmark_interval
-        self._items: dict[str, Versioned[T]] = {}
-        # All readers share one bounded log. A reader is a position in it, counted from the
-        # table's first event ever, so a slow one costs nothing but its own place.
-        self._log: deque[Upserted[T] | Removed] = deque(maxlen=backlog)
-        self._logged = 0
-        self._compacted = store.revision
-        self._readers: set[asyncio.Event] = set()
+        self._copy = copy
 
     def __repr__(self) -> str:
-        return (
-            f"<MemoryTable of {self._kind.__name__}: {len(self._items)} values, "
-            f"{len(self._log)} events held, {len(self._readers)} readers>"
-        )
+        return f"<MemoryTable of {self._spec.name}: {len(self._copy)} values>"
 
-    async def get(self, key: str) -> Versioned[T] | None:
+    async def get(self, key: str, *, current: bool = False) -> Versioned[T] | None:
         """See `Table.get`."""
-        return self._items.get(key)
+        del current  # The copy is the store.
+        return self._copy.find(key)
 
     async def list(self) -> Snapshot[T]:
         """See `Table.list`."""
-        return self._snapshot()
+        return self._copy.snapshot()
 
     async def revision(self) -> int:
         """See `Table.revision`."""
         return self._store.revision
 
-    async def put(self, key: str, value: T, *, expected: int | None = None) -> int:
+    async def put(
+        self, key: str, value: T, *, expected: int | None = None, anchor: str = ""
+    ) -> int:
         """See `Table.put`."""
-        self._check(key, expected)
-        revision = self._store.advance()
-        self._items[key] = Versioned(key, value, revision)
-        self._append(Upserted(key, value, revision))
-        return revision
+        change = Put(key, value, expected, anchor)
+        self._check(change)
+        held = self._copy.find(key)
+        if expected is not None and held is not None and held.value == value:
+            return held.revision
+        self._apply(change, self._store.advance())
+        return self._store.revision
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
         """See `Table.delete`."""
-        self._check(key, expected)
-        if self._items.pop(key, None) is None:
+        change = Delete(key, expected)
+        self._check(change)
+        if self._copy.find(key) is None:
             return False
-        self._append(Removed(key, self._store.advance()))
+        self._apply(change, self._store.advance())
         return True
 
-    async def watch(self, *, after: int = 0) -> AsyncIterator[Event[T]]:
+    async def commit(
+        self, changes: Sequence[Put[T] | Delete], *, guards: Sequence[Guard] = ()
+    ) -> int:
+        """See `Table.commit`."""
+        check_commit(changes, guards)
+        for guard in guards:
+            if self._store.revision_of(guard) != guard.revision:
+                raise guard_failed(guard)
+        for change in changes:
+            self._check(change)
+        if not changes:
+            return self._store.revision
+        revision = self._store.advance()
+        for change in changes:
+            self._apply(change, revision)
+        return revision
+
+    def watch(self, *, after: int = 0) -> AsyncIterator[Event[T]]:
         """See `Table.watch`."""
-        wake = asyncio.Event()
-        self._readers.add(wake)
-        try:
-            if after == 0:
-                snapshot = self._snapshot()
-                position = self._logged
-                for item in snapshot.items:
-                    yield Upserted(item.key, item.value, item.revision)
-                yield Synced(snapshot.revision)
-            else:
-                position = self._position_after(after)
-                caught_up = self._store.revision
-                while (event := self._event_at(position)) is not None:
-                    yield event
-                    position += 1
-                yield Synced(caught_up)
-            bookmark_at = self._clock.now() + self._bookmark_interval
-            while True:
-                wake.clear()
-                while (event := self._event_at(position)) is not None:
-                    yield event
-                    position += 1
-                if self._clock.now() >= bookmark_at:
-                    bookmark_at = self._clock.now() + self._bookmark_interval
-                    yield Synced(self._store.revision)
-                    continue
-                await wait_set(wake, bookmark_at - self._clock.now(), clock=self._clock)
-        finally:
-            self._readers.discard(wake)
+        return self._copy.watch(after=after)
 
-    def _snapshot(self) -> Snapshot[T]:
-        items = tuple(self._items[key] for key in sorted(self._items))
-        return Snapshot(items, self._store.revision)
+    def revision_at(self, key: str) -> int:
+        """Revision of a value, 0 if there is none. For guards."""
+        held = self._copy.find(key)
+        return held.revision if held else 0
 
-    def _check(self, key: str, expected: int | None) -> None:
-        if expected is None:
-            return
-        held = self._items.get(key)
+    def advance(self, revision: int) -> None:
+        """Notes that some table was written. For the store."""
+        self._copy.advance(revision)
+
+    def _check(self, change: Put[T] | Delete) -> None:
+        held = self._copy.find(change.key)
         found = held.revision if held else 0
-        if found != expected:
-            raise Conflict(
-                f"{key} is at revision {found}, not {expected}: read it again and retry",
-                key=key,
-            )
+        if change.expected is None or change.expected == found:
+            return
+        done = held is None if isinstance(change, Delete) else held and held.value == change.value
+        if not done:
+            raise conflict(change.key, found=found, expected=change.expected)
 
-    def _append(self, event: Upserted[T] | Removed) -> None:
-        if len(self._log) == self._log.maxlen:
-            self._compacted = self._log[0].revision
-        self._log.append(event)
-        self._logged += 1
-        for wake in self._readers:
-            wake.set()
-
-    def _position_after(self, after: int) -> int:
-        if not self._compacted <= after <= self._store.revision:
-            raise WatchTooOld(
-                f"changes after revision {after} are not held; list again, then watch",
-                revision=str(self._store.revision),
-            )
-        index = bisect.bisect_right(self._log, after, key=lambda event: event.revision)
-        return self._logged - len(self._log) + index
-
-    def _event_at(self, position: int) -> Upserted[T] | Removed | None:
-        if position == self._logged:
-            return None
-        oldest = self._logged - len(self._log)
-        if position < oldest:
-            raise Saturated(
-                "the reader fell too far behind; watch again from the start",
-                retry_after=1.0,
-            )
-        return self._log[position - oldest]
+    def _apply(self, change: Put[T] | Delete, revision: int) -> None:
+        match change:
+            case Put(key=key, value=value):
+                self._copy.put(key, value, revision)
+            case Delete(key=key):
+                self._copy.delete(key, revision)
 
 
 class MemorySequence:
@@ -210,10 +198,41 @@ class MemorySequence:
         self._clock = clock
         self._last = 0
 
-    async def next(self) -> int:
+    async def next(self, count: int = 1) -> int:
         """See `Sequence.next`."""
-        self._last = max(self._last + 1, _wall_microseconds(self._clock))
-        return self._last
+        first = max(self._last + 1, _wall_microseconds(self._clock))
+        self._last = first + count - 1
+        return first
+
+
+class MemoryAnchors:
+    """See `kvplane_services.store.ports.Anchors`.
+
+    Values here go with the process that would keep their anchor, so that none outlives it, and
+    what is not kept must be deleted by whoever put it.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    async def open(self, ttl: float, *, keep: bool = True) -> str:
+        """See `Anchors.open`."""
+        del ttl, keep
+        return f"memory-{next(self._numbers)}"
+
+    def keep(self, anchor: str, ttl: float) -> None:
+        """See `Anchors.keep`."""
+
+    def drop(self, anchor: str) -> None:
+        """See `Anchors.drop`."""
+
+    async def revoke(self, anchor: str) -> None:
+        """See `Anchors.revoke`."""
+
+    async def lost(self) -> AsyncIterator[str]:
+        """See `Anchors.lost`: none ever is."""
+        await asyncio.Event().wait()
+        yield ""
 
 
 def _wall_microseconds(clock: Clock) -> int:

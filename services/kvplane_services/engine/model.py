@@ -109,3 +109,15 @@ class Engine:
     def name(self) -> str:
         """Resource name."""
         return f"engines/{self.engine_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Which replica of the plane an engine's heartbeats come to: it alone decides on its leases.
+
+    `anchor` is what the engine's keys in the store hang on, and `anchor_ttl` its seconds.
+    """
+
+    replica: str
+    anchor: str
+    anchor_ttl: float

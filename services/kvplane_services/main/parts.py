@@ -12,7 +12,7 @@ from kvplane.api.engine.v1 import engine_pb2, engine_pb2_grpc
 from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
 from kvplane.api.router.v1 import router_pb2, router_pb2_grpc
 from kvplane.api.session.v1 import session_pb2, session_pb2_grpc
-from kvplane_services.adapters.memory import MemoryStore
+from kvplane_services.adapters.records import ENGINES, LEASES, SESSIONS
 from kvplane_services.clock import Clock
 from kvplane_services.engine.directory import EngineDirectory
 from kvplane_services.engine.model import Engine
@@ -33,12 +33,11 @@ from kvplane_services.router.inflight import InFlight
 from kvplane_services.router.servicer import RouterServicer
 from kvplane_services.router.view import RouterView
 from kvplane_services.session.config import SessionConfig
-from kvplane_services.session.model import Session
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.session.servicer import SessionServicer
 from kvplane_services.settings import LeasesSettings
 from kvplane_services.settings_sections import RouterSection, SessionsSection
-from kvplane_services.store.ports import Feed
+from kvplane_services.store.ports import Feed, Store
 
 C = TypeVar("C")
 
@@ -92,18 +91,18 @@ class RouterPart:
         return self.view.run(engines=self.engines, leases=self.leases), self.claims.run()
 
 
-def leases_part(settings: LeasesSettings, *, store: MemoryStore, clock: Clock) -> LeasesPart:
+def leases_part(settings: LeasesSettings, *, store: Store, clock: Clock) -> LeasesPart:
     """Engines and leases. Raises InvalidRequest if durations do not fit."""
     directory = EngineDirectory(
-        table=store.table(Engine),
-        epochs=store.sequence(),
+        table=store.table(ENGINES),
+        epochs=store.sequence("epochs"),
         clock=clock,
         plane_version=version("kvplane"),
         config=_config(DirectoryConfig, settings.registration, "registration"),
     )
     manager = LeaseManager(
-        table=store.table(Lease),
-        tokens=store.sequence(),
+        table=store.table(LEASES),
+        tokens=store.sequence("tokens"),
         engines=directory,
         clock=clock,
         config=_config(LeaseConfig, settings.leases, "leases"),
@@ -146,14 +145,14 @@ def router_part(
 def registry_part(
     section: SessionsSection,
     *,
-    store: MemoryStore,
+    store: Store,
     leases: Feed[Lease],
     control: LeaseControl,
     clock: Clock,
 ) -> SessionRegistry:
     """A registry that follows these leases. Raises InvalidRequest if durations do not fit."""
     return SessionRegistry(
-        table=store.table(Session),
+        table=store.table(SESSIONS),
         leases=leases,
         control=control,
         clock=clock,

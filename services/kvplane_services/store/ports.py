@@ -2,13 +2,40 @@
 
 Implementations MUST pass tests/contract/test_store_contract.py. The memory adapter is the
 embedded default; others keep the same semantics for several replicas.
+
+Reads are answered from this process's own copy of a table, which its watch keeps up to date;
+they never wait for the store. Writes are checked against the store itself, so that a decision
+made on an old copy is refused and not carried out.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+
+# Changes that one commit may hold: etcd takes 128 operations unless told otherwise.
+MAX_CHANGES = 100
+MAX_GUARDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec(Generic[T]):
+    """A kind of value, and how it is written down.
+
+    Attributes:
+        name: Name of the table: lower-case letters.
+        kind: Class of the values.
+        encode: A value as bytes; the same value always gives the same bytes.
+        decode: Raises ValueError on bytes that are no such value.
+
+    """
+
+    name: str
+    kind: type[T]
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes], T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +66,7 @@ class Upserted(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A value was deleted."""
+    """A value is gone: deleted, or its anchor lapsed."""
 
     key: str
     revision: int
@@ -60,32 +87,76 @@ class Reset:
 Event = Upserted[T] | Removed | Synced | Reset
 
 
-class Table(Protocol[T]):
-    """One kind of value by key.
+@dataclass(frozen=True, slots=True)
+class Put(Generic[T]):
+    """Write a value.
 
-    Revisions are the store's, strictly increasing over all tables. No method blocks on
-    readers of a watch: a reader that falls too far behind is cut with `Saturated`.
+    Attributes:
+        key: Where.
+        value: What.
+        expected: Revision that the value must have; 0 if it must not exist; None for any. A
+            value that is there already, exactly as it is to be written, is as expected: an
+            attempt whose answer was lost may have written it.
+        anchor: What the value hangs on, see `Anchors`; empty for a value that stays.
+
     """
 
-    async def get(self, key: str) -> Versioned[T] | None:
-        """The value, or None."""
+    key: str
+    value: T
+    expected: int | None = None
+    anchor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a value; `expected` as for `Put`. That there is none is always as expected."""
+
+    key: str
+    expected: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Only while `key` of the table of that name has this revision; 0 while it is not there."""
+
+    table: str
+    key: str
+    revision: int
+
+
+class Table(Protocol[T]):
+    """One kind of value by key. Any text is a key, and reaches no other.
+
+    Revisions are the store's, strictly increasing over all tables, as long as the store keeps
+    its data. No method blocks on readers of a watch: a reader that falls too far behind is cut
+    with `Saturated`.
+    """
+
+    async def get(self, key: str, *, current: bool = False) -> Versioned[T] | None:
+        """The value, or None.
+
+        Args:
+            key: Which.
+            current: Ask the store itself, not this process's copy.
+
+        Raises:
+            Unavailable: The store cannot be reached; with `current` only.
+
+        """
         ...
 
     async def list(self) -> Snapshot[T]:
-        """Everything, by key."""
+        """Everything that this process's copy holds, by key."""
         ...
 
     async def revision(self) -> int:
-        """Revision of the store's last write: a watch after it misses nothing that follows."""
+        """Revision of the last write that this process's copy has: a watch after it misses none."""
         ...
 
-    async def put(self, key: str, value: T, *, expected: int | None = None) -> int:
-        """Writes, and returns the new revision.
-
-        Args:
-            key: Where.
-            value: What.
-            expected: Revision that the value must have; 0 if it must not exist; None for any.
+    async def put(
+        self, key: str, value: T, *, expected: int | None = None, anchor: str = ""
+    ) -> int:
+        """Writes as `Put` says, and returns the value's revision. This process reads it at once.
 
         Raises:
             Conflict: `expected` does not match. Nothing was written.
@@ -95,11 +166,30 @@ class Table(Protocol[T]):
         ...
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
-        """Deletes, and tells whether there was a value.
+        """Deletes as `Delete` says, and tells whether there was a value.
 
         Raises:
             Conflict: `expected` does not match. Nothing was deleted.
-            Unavailable: The store cannot be reached.
+            Unavailable: The store cannot be reached. Whether it was deleted is unknown.
+
+        """
+        ...
+
+    async def commit(
+        self, changes: AbstractSequence[Put[T] | Delete], *, guards: AbstractSequence[Guard] = ()
+    ) -> int:
+        """Makes all changes at once, or none, and returns the revision that they got.
+
+        Args:
+            changes: At most `MAX_CHANGES`, each of another key.
+            guards: What must be so as well, in any table of the store; at most
+                `MAX_GUARDS`.
+
+        Raises:
+            GuardFailed: A guard does not hold. Nothing was changed.
+            Conflict: A value is not as expected. Nothing was changed.
+            Unavailable: The store cannot be reached. Whether it was done is unknown.
+            ValueError: Too many changes or guards, or two changes of one key.
 
         """
         ...
@@ -108,7 +198,8 @@ class Table(Protocol[T]):
         """Changes after a revision; 0 sends the current state as Upserted, then Synced, first.
 
         Raises:
-            WatchTooOld: Changes after `after` are no longer held.
+            WatchTooOld: Changes after `after` are no longer held, or the store lost its data or
+                more history than its copy here could follow.
             Saturated: The reader fell too far behind.
 
         """
@@ -128,13 +219,76 @@ class Feed(Protocol[T]):
 
 
 class Sequence(Protocol):
-    """Numbers that only grow, over the life of the store and over restarts of the plane."""
+    """Numbers that only grow, whoever draws them, over restarts and over a loss of the store.
 
-    async def next(self) -> int:
-        """The next number.
+    A number drawn by a call that began after another had returned is larger than that one's.
+    """
+
+    async def next(self, count: int = 1) -> int:
+        """The first of `count` consecutive new numbers.
 
         Raises:
             Unavailable: The store cannot be reached.
 
         """
+        ...
+
+
+class Anchors(Protocol):
+    """What values hang on that must vanish when nobody vouches for them any more.
+
+    An anchor lives while any process keeps it, and for at least its TTL after that; then the
+    store removes all values on it. Its name is text that another process can keep it by.
+
+    Not promised: that values vanish soon after the TTL.
+    """
+
+    async def open(self, ttl: float, *, keep: bool = True) -> str:
+        """Makes an anchor of `ttl` seconds, and keeps it alive from here on unless told not to.
+
+        Raises:
+            Unavailable: The store cannot be reached.
+
+        """
+        ...
+
+    def keep(self, anchor: str, ttl: float) -> None:
+        """Keeps an anchor alive that any process made with this TTL. Does nothing if it is kept."""
+        ...
+
+    def drop(self, anchor: str) -> None:
+        """No longer keeps an anchor alive; it lapses unless somebody else keeps it."""
+        ...
+
+    async def revoke(self, anchor: str) -> None:
+        """Removes an anchor and all values on it. Raises Unavailable."""
+        ...
+
+    def lost(self) -> AsyncIterator[str]:
+        """Anchors kept here that the store no longer has: their values are gone, put them back.
+
+        Each is reported once and no longer kept. One reader at a time.
+        """
+        ...
+
+
+class Store(Protocol):
+    """Tables, sequences and anchors that share one revision counter."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the store answered lately: a call is likely to be answered soon."""
+        ...
+
+    @property
+    def anchors(self) -> Anchors:
+        """What values can hang on."""
+        ...
+
+    def table(self, spec: TableSpec[T]) -> Table[T]:
+        """The table of that spec: the same one for the same spec."""
+        ...
+
+    def sequence(self, name: str) -> Sequence:
+        """The sequence of that name: lower-case letters."""
         ...

@@ -90,7 +90,7 @@ class SlowSequence:
         self.asked = asyncio.Event()
         self.go = asyncio.Event()
 
-    async def next(self) -> int:
+    async def next(self, count: int = 1) -> int:
         self.asked.set()
         await self.go.wait()
         return 1

@@ -31,7 +31,7 @@ async def test_tokens_after_an_adoption_are_larger(plane: StatePlane) -> None:
     """Even an adopted token from a clock that ran ahead is smaller than all that follow."""
     engine = await plane.register()
     an_hour = 3600 * 1_000_000
-    ahead = await plane.store.sequence().next() + an_hour
+    ahead = await plane.store.sequence("tokens").next() + an_hour
     await plane.report(
         engine, full(retention_of("r1", "a", lease="leases/old", fencing_token=ahead))
     )
@@ -105,7 +105,7 @@ async def test_broken_names_and_tokens_are_not_adopted(
 async def test_adopted_tokens_do_not_climb_without_end(plane: StatePlane) -> None:
     """Tokens that run ahead are measured by the plane's own, never by each other."""
     engine = await plane.register()
-    start = await plane.store.sequence().next()
+    start = await plane.store.sequence("tokens").next()
     a_week = 7 * 24 * 3600 * 1_000_000
     taken_up = 0
     for number in range(1, 100):

@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from kvplane_services.adapters.records import SESSIONS
 from kvplane_services.errors import (
     Unavailable,
 )
 from kvplane_services.lease.model import EndReason, Lease, LeaseState, RenewalOutcome
 from kvplane_services.lease.ports import LeaseRenewal
-from kvplane_services.session.model import Session
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.store.ports import Event, Upserted
 from tests.support.clock import FakeClock
@@ -81,7 +81,7 @@ class Remote:
         self.leases = RemoteLeases()
         self.plane = StatePlane()
         self.registry = SessionRegistry(
-            table=self.plane.store.table(Session),
+            table=self.plane.store.table(SESSIONS),
             leases=self.leases,
             control=self.leases,
             clock=self.plane.clock,

@@ -5,6 +5,7 @@ import pytest
 from kvplane_services.adapters.memory import MemoryStore
 from kvplane_services.errors import WatchTooOld
 from tests.support.clock import FakeClock
+from tests.support.store_values import TEXTS
 
 
 class SetBackClock(FakeClock):
@@ -21,11 +22,11 @@ class SetBackClock(FakeClock):
 async def test_numbers_keep_growing_over_a_restart() -> None:
     """A store made later draws larger numbers than one made before drew."""
     clock = FakeClock()
-    before = MemoryStore(clock=clock).sequence()
+    before = MemoryStore(clock=clock).sequence("numbers")
     drawn = [await before.next() for _ in range(1000)]
     await clock.advance(0.1)
 
-    after = await MemoryStore(clock=clock).sequence().next()
+    after = await MemoryStore(clock=clock).sequence("numbers").next()
 
     assert after > max(drawn)
 
@@ -33,7 +34,7 @@ async def test_numbers_keep_growing_over_a_restart() -> None:
 async def test_numbers_keep_growing_when_the_time_of_day_is_set_back() -> None:
     """Within one life of the plane numbers grow, whatever the time of day does."""
     clock = SetBackClock()
-    sequence = MemoryStore(clock=clock).sequence()
+    sequence = MemoryStore(clock=clock).sequence("numbers")
     first = await sequence.next()
     clock.offset = dt.timedelta(days=-1)
 
@@ -44,7 +45,7 @@ async def test_numbers_keep_growing_when_the_time_of_day_is_set_back() -> None:
 async def test_watch_of_another_life(distance: int) -> None:
     """A revision from before the store was made, or from after now, is refused."""
     store = MemoryStore(clock=FakeClock())
-    table = store.table(str)
+    table = store.table(TEXTS)
 
     with pytest.raises(WatchTooOld):
         await anext(table.watch(after=store.revision + distance))
@@ -52,7 +53,7 @@ async def test_watch_of_another_life(distance: int) -> None:
 
 async def test_table_describes_itself() -> None:
     """A table's repr shows what it holds."""
-    table = MemoryStore(clock=FakeClock()).table(str)
+    table = MemoryStore(clock=FakeClock()).table(TEXTS)
     await table.put("a", "1")
 
-    assert repr(table) == "<MemoryTable of str: 1 values, 1 events held, 0 readers>"
+    assert repr(table) == "<MemoryTable of texts: 1 values>"

@@ -1,0 +1,1 @@
+"""The store in etcd v3, for planes of several replicas."""
