@@ -48,13 +48,13 @@ build: dev-env ## Build the wheel into dist/
 # -- What developers run --------------------------------------------------------------------------
 
 .PHONY: test
-test: dev-env codegen-env engine-env ## Run every check and every test, on real vLLM too
+test: dev-env codegen-env etcd-env engine-env ## Run every check and every test, on real vLLM too
 	@failed=; $(MAKE) check || failed=" check"; \
 	$(BIN)/pytest $(PYTEST_ARGS) || failed="$$failed pytest"; \
 	[ -z "$$failed" ] || { echo "make test: failed:$$failed" >&2; exit 1; }
 
 .PHONY: test-fast
-test-fast: dev-env codegen-env ## Run the unit and contract tests, without vLLM
+test-fast: dev-env codegen-env etcd-env ## Run the unit and contract tests, without vLLM
 	@$(BIN)/pytest tests/unit tests/contract -m "not vllm" $(PYTEST_ARGS)
 
 .PHONY: check
@@ -118,6 +118,10 @@ demo-env dev-env engine-env codegen-env lock-env: %-env: python-found
 	@"$(PYTHON)" tools/environment.py $* $(if $(TORCH_INDEX_URL),--torch-index-url "$(TORCH_INDEX_URL)")
 
 engine-env: ## Build the environment of the real engines, .venv-vllm
+
+.PHONY: etcd-env
+etcd-env: python-found ## Get an etcd server for tests, .build/etcd/etcd
+	@"$(PYTHON)" tools/etcd_binary.py
 
 .PHONY: python-found
 python-found:

