@@ -6,6 +6,7 @@ seeding sequences; it is never compared.
 
 import asyncio
 import datetime as dt
+import random
 import time
 from typing import Any, Protocol
 
@@ -57,3 +58,8 @@ async def wait_set(event: asyncio.Event, seconds: float, *, clock: Clock) -> boo
             waiter.cancel()
         await asyncio.gather(*waiters, return_exceptions=True)
     return event.is_set()
+
+
+def jittered(seconds: float) -> float:
+    """A wait of about that long: those who were turned away together do not come back together."""
+    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - no secret

@@ -13,6 +13,7 @@ from kvplane.api.engine.v1 import engine_pb2
 from kvplane.api.lease.v1 import lease_pb2
 from kvplane.api.session.v1 import session_pb2
 from kvplane_services.engine.model import Engine, Home
+from kvplane_services.engine.ports import HOMES_TABLE
 from kvplane_services.engine.wire import engine_from_wire, engine_to_wire
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.lease.model import Lease
@@ -42,18 +43,23 @@ def _decoder(message: type[M], from_wire: Callable[[M], V]) -> Callable[[bytes],
 
 
 def _home_to_wire(home: Home) -> home_pb2.Home:
-    return home_pb2.Home(replica=home.replica, anchor=home.anchor, anchor_ttl=home.anchor_ttl)
+    return home_pb2.Home(
+        replica=home.replica,
+        anchor=home.anchor,
+        anchor_ttl=home.anchor_ttl,
+        engine_ttl=home.engine_ttl,
+    )
 
 
 def _home_from_wire(message: home_pb2.Home) -> Home:
-    return Home(message.replica, message.anchor, message.anchor_ttl)
+    return Home(message.replica, message.anchor, message.anchor_ttl, message.engine_ttl)
 
 
 ENGINES: TableSpec[Engine] = TableSpec(
     "engines", Engine, _encoder(engine_to_wire), _decoder(engine_pb2.Engine, engine_from_wire)
 )
 HOMES: TableSpec[Home] = TableSpec(
-    "homes", Home, _encoder(_home_to_wire), _decoder(home_pb2.Home, _home_from_wire)
+    HOMES_TABLE, Home, _encoder(_home_to_wire), _decoder(home_pb2.Home, _home_from_wire)
 )
 LEASES: TableSpec[Lease] = TableSpec(
     "leases", Lease, _encoder(lease_to_wire), _decoder(lease_pb2.Lease, lease_from_wire)

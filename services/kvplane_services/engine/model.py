@@ -115,9 +115,11 @@ class Engine:
 class Home:
     """Which replica of the plane an engine's heartbeats come to: it alone decides on its leases.
 
-    `anchor` is what the engine's keys in the store hang on, and `anchor_ttl` its seconds.
+    `anchor` is what the engine's keys in the store hang on, and `anchor_ttl` its seconds;
+    `engine_ttl` is how long the engine's registration lasts without a heartbeat.
     """
 
     replica: str
     anchor: str
     anchor_ttl: float
+    engine_ttl: float

@@ -4,12 +4,23 @@ from typing import Protocol
 
 from kvplane_services.store.ports import Guard
 
+# Name of the table of homes, which guards name.
+HOMES_TABLE = "homes"
+
 
 class HomeListener(Protocol):
-    """Told when this replica gains or loses the right to decide about an engine."""
+    """Told when this replica gains or loses the right to decide about an engine.
+
+    Called by the task that found it out, with the engine's new `guard` and `anchor` in place:
+    note what there is to do, and return. Guards made before no longer hold, so that what still
+    waits under one is refused, and has to be noted anew.
+    """
 
     def home_taken(self, engine_id: str) -> None:
-        """This replica became the engine's home: take its leases up from the store's copy."""
+        """This replica became the engine's home: take its leases up from the store's copy.
+
+        Not called if it was already. The copy may lag behind what the home before wrote last.
+        """
         ...
 
     def home_lost(self, engine_id: str) -> None:
@@ -17,7 +28,11 @@ class HomeListener(Protocol):
         ...
 
     def home_restored(self, engine_id: str) -> None:
-        """The store had lost the engine's keys: write all of them again."""
+        """The engine has a new anchor: write all of its keys again.
+
+        Either the store had lost what hung on the old one, or that one lasts too short. Follows
+        `home_taken` where both are so; also at an engine's first registration.
+        """
         ...
 
 
@@ -52,12 +67,18 @@ class Homes(Protocol):
         """What the engine's keys hang on. Raises KeyError if this is not its home."""
         ...
 
-    async def take(self, engine_id: str, *, ttl: float) -> None:
+    def ttl(self, engine_id: str) -> float:
+        """TTL of the engine's registration, in seconds. Raises KeyError if this is not its home."""
+        ...
+
+    async def take(self, engine_id: str, *, ttl: float, renew: bool = False) -> None:
         """Makes this replica the engine's home, if it is not.
 
         Args:
             engine_id: Whose.
-            ttl: Seconds that the engine's keys are to outlive this replica, at least.
+            ttl: TTL of its registration, in seconds: its keys outlive this replica by that at
+                least. Ignored if a home before knows one, unless `renew`.
+            renew: The engine registers: its TTL is the one given here.
 
         Raises:
             Conflict: Another replica took it at the same time. The engine chooses by its stream.

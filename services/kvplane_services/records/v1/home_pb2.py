@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&kvplane_services/records/v1/home.proto\x12\x1bkvplane_services.records.v1\"W\n\x04Home\x12\x18\n\x07replica\x18\x01 \x01(\tR\x07replica\x12\x16\n\x06\x61nchor\x18\x02 \x01(\tR\x06\x61nchor\x12\x1d\n\nanchor_ttl\x18\x03 \x01(\x01R\tanchorTtlb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&kvplane_services/records/v1/home.proto\x12\x1bkvplane_services.records.v1\"v\n\x04Home\x12\x18\n\x07replica\x18\x01 \x01(\tR\x07replica\x12\x16\n\x06\x61nchor\x18\x02 \x01(\tR\x06\x61nchor\x12\x1d\n\nanchor_ttl\x18\x03 \x01(\x01R\tanchorTtl\x12\x1d\n\nengine_ttl\x18\x04 \x01(\x01R\tengineTtlb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvplane_services.records.v1
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HOME']._serialized_start=71
-  _globals['_HOME']._serialized_end=158
+  _globals['_HOME']._serialized_end=189
 # @@protoc_insertion_point(module_scope)

@@ -27,22 +27,26 @@ class Home(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     ANCHOR_FIELD_NUMBER: _builtins.int
     ANCHOR_TTL_FIELD_NUMBER: _builtins.int
+    ENGINE_TTL_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Id of the replica."""
     anchor: _builtins.str
     """The anchor that the engine's keys hang on, in the store's own words."""
     anchor_ttl: _builtins.float
     """Time-to-live of the anchor, in seconds."""
+    engine_ttl: _builtins.float
+    """Time-to-live of the engine's registration, in seconds."""
     def __init__(
         self,
         *,
         replica: _builtins.str = ...,
         anchor: _builtins.str = ...,
         anchor_ttl: _builtins.float = ...,
+        engine_ttl: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "anchor_ttl", b"anchor_ttl", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anchor", b"anchor", "anchor_ttl", b"anchor_ttl", "engine_ttl", b"engine_ttl", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
