@@ -1,0 +1,339 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from kvplane_services.adapters.records import HOMES
+from kvplane_services.engine.homes import EngineHomes
+from kvplane_services.errors import Conflict, GuardFailed, Unavailable
+from kvplane_services.store.ports import Put
+from tests.support.clock import FakeClock
+from tests.support.cut_store import CutStore, SharedStore
+from tests.support.store_values import TEXTS
+
+
+class Replica:
+    """A replica's homes, and what they told a listener."""
+
+    def __init__(self, name: str, shared: SharedStore) -> None:
+        self.store: CutStore = shared.replica()
+        self.homes = EngineHomes(
+            replica=name,
+            table=self.store.table(HOMES),
+            anchors=self.store.anchors,
+            clock=shared.clock,
+        )
+        self.texts = self.store.table(TEXTS)
+        self.told: list[str] = []
+        self.homes.listen(self)
+
+    def home_taken(self, engine_id: str) -> None:
+        self.told.append(f"taken {engine_id}")
+
+    def home_lost(self, engine_id: str) -> None:
+        self.told.append(f"lost {engine_id}")
+
+    def home_restored(self, engine_id: str) -> None:
+        self.told.append(f"restored {engine_id}")
+
+    async def write(self, key: str, value: str, engine_id: str = "d0") -> None:
+        """Writes as the engine's home."""
+        put = Put(key, value, anchor=self.homes.anchor(engine_id))
+        await self.texts.commit([put], guards=[self.homes.guard(engine_id)])
+
+
+class Pair:
+    """Two replicas on one store."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.shared = SharedStore(clock=self.clock)
+        self.one = Replica("one", self.shared)
+        self.two = Replica("two", self.shared)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            loops = [tasks.create_task(each.homes.run()) for each in (self.one, self.two)]
+            await self.settle()
+            yield
+            for loop in loops:
+                loop.cancel()
+
+    async def settle(self) -> None:
+        """Lets every task that can go on do so."""
+        for _ in range(5):
+            await self.clock.advance(0)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as stack:
+        pair = Pair()
+        await stack.enter_async_context(pair.running())
+        yield pair
+
+
+async def test_taking_an_engine_nobody_has(pair: Pair) -> None:
+    """It is this replica's, with a guard and an anchor for its keys, and others know."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.settle()
+
+    assert pair.one.homes.is_home("d0")
+    assert not pair.one.homes.elsewhere("d0")
+    assert pair.two.homes.elsewhere("d0")
+    assert not pair.two.homes.is_home("d0")
+    await pair.one.write("a", "1")
+    with pytest.raises(KeyError):
+        pair.two.homes.guard("d0")
+
+
+async def test_taking_what_one_has_does_nothing(pair: Pair) -> None:
+    """A heartbeat at the engine's home costs no write."""
+    await pair.one.homes.take("d0", ttl=10)
+    writes = pair.shared.writes
+
+    await pair.one.homes.take("d0", ttl=10)
+
+    assert pair.shared.writes == writes
+    assert pair.one.told.count("taken d0") == 1
+
+
+async def test_an_engine_that_moves(pair: Pair) -> None:
+    """Its keys stay on the anchor they are on, and the old home writes nothing more about it."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.one.write("a", "1")
+    anchor, guard = pair.one.homes.anchor("d0"), pair.one.homes.guard("d0")
+
+    await pair.two.homes.take("d0", ttl=99)
+
+    assert pair.two.homes.anchor("d0") == anchor
+    assert pair.two.homes.ttl("d0") == 10
+    assert pair.two.told == ["taken d0"]
+    with pytest.raises(GuardFailed):
+        await pair.one.texts.commit([Put("a", "2")], guards=[guard])
+    await pair.settle()
+    assert pair.one.told[-1] == "lost d0"
+    assert pair.one.homes.elsewhere("d0")
+
+
+async def test_its_keys_outlive_the_old_home(pair: Pair) -> None:
+    """The new home keeps the anchor alive; the old one's end does not end it."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.two.homes.take("d0", ttl=10)
+    await pair.two.write("a", "1")
+    pair.one.store.cut()
+
+    await pair.clock.advance(60)
+    pair.shared.lapse()
+
+    assert await pair.two.texts.get("a") is not None
+
+
+async def test_keys_outlive_a_home_that_died_by_the_engines_ttl(pair: Pair) -> None:
+    """An engine finds its registration for as long as it lasts, even if the home's last word to
+    the store is a third of the anchor's TTL old; then its keys vanish.
+    """
+    await pair.one.homes.take("d0", ttl=10)
+    anchor = pair.shared.anchors[pair.one.homes.anchor("d0")]
+    assert anchor.ttl * 2 / 3 >= 10
+
+    pair.one.store.cut()
+    await pair.clock.advance(anchor.ttl)
+    pair.shared.lapse()
+
+    assert await pair.two.store.table(HOMES).get("d0") is None
+    await pair.settle()
+    assert not pair.two.homes.elsewhere("d0")
+
+
+async def test_a_decision_on_an_old_copy_is_made_again() -> None:
+    """Who takes an engine that has just moved takes it from where it is."""
+    pair = Pair()
+    await pair.one.homes.take("d0", ttl=10)
+    stale = pair.two.store.table(HOMES)
+    stale.freeze()
+    await pair.one.homes.take("d0", ttl=20, renew=True)
+
+    async def catch_up() -> None:
+        stale.thaw()
+
+    pair.two.store.ask = catch_up  # type: ignore[method-assign]
+    await pair.two.homes.take("d0", ttl=10)
+
+    assert pair.two.homes.ttl("d0") == 20
+
+
+async def test_two_that_take_at_the_same_time(pair: Pair) -> None:
+    """One becomes home; the other knows that it is not."""
+    await asyncio.gather(
+        pair.one.homes.take("d0", ttl=10), pair.two.homes.take("d0", ttl=10), return_exceptions=True
+    )
+    await pair.settle()
+
+    assert [each.homes.is_home("d0") for each in (pair.one, pair.two)].count(True) == 1
+
+
+async def test_a_store_that_is_away(pair: Pair) -> None:
+    """Nobody becomes an engine's home, and who was stays it."""
+    await pair.one.homes.take("d0", ttl=10)
+    for each in (pair.one, pair.two):
+        each.store.cut()
+
+    with pytest.raises(Unavailable):
+        await pair.two.homes.take("d0", ttl=10)
+    with pytest.raises(Unavailable):
+        await pair.two.homes.take("d1", ttl=10)
+
+    assert pair.one.homes.is_home("d0")
+    assert not pair.two.homes.is_home("d0")
+    pair.two.store.heal()
+    await pair.two.homes.take("d0", ttl=10)
+    assert pair.two.homes.is_home("d0")
+
+
+async def test_leaving(pair: Pair) -> None:
+    """What still hangs on the engine's anchor is removed, and nobody is its home."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.one.write("a", "1")
+
+    await pair.one.homes.leave("d0")
+    await pair.one.homes.leave("d0")
+    await pair.settle()
+
+    assert await pair.two.texts.get("a") is None
+    assert not pair.two.homes.elsewhere("d0")
+    assert pair.one.told[-1] == "lost d0"
+    assert not pair.shared.anchors
+
+
+async def test_leaving_what_has_moved(pair: Pair) -> None:
+    """A replica that does not know yet that an engine moved removes nothing of it."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.one.write("a", "1")
+    await pair.two.homes.take("d0", ttl=10)
+
+    await pair.one.homes.leave("d0")
+    await pair.settle()
+
+    assert await pair.two.texts.get("a") is not None
+    assert pair.two.homes.is_home("d0")
+
+
+async def test_a_lost_anchor_is_put_back(pair: Pair) -> None:
+    """The home takes the engine again under a new anchor, and everything is to be written anew."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.one.homes.take("d1", ttl=10)
+    await pair.settle()
+    lost = pair.one.homes.anchor("d0")
+
+    pair.shared.end_anchor(lost)
+    await pair.settle()
+
+    assert pair.one.told.count("restored d0") == 2  # at first, and now
+    assert pair.one.told.count("restored d1") == 1
+    assert "lost d0" not in pair.one.told
+    assert pair.one.homes.anchor("d0") != lost
+    await pair.one.write("a", "1")
+
+
+async def test_a_store_that_lost_its_data(pair: Pair) -> None:
+    """Each home is put back by its replica, though the store counts from the start again."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.two.homes.take("d1", ttl=10)
+    await pair.settle()
+
+    pair.shared.lose_everything()
+    await pair.settle()
+    await pair.clock.advance(2)
+    await pair.settle()
+
+    for replica, engine_id in ((pair.one, "d0"), (pair.two, "d1")):
+        assert replica.told.count(f"restored {engine_id}") == 2
+        assert f"lost {engine_id}" not in replica.told
+        await replica.write(engine_id, "1", engine_id)
+    assert pair.two.homes.elsewhere("d0")
+    assert pair.one.homes.elsewhere("d1")
+
+
+async def test_a_home_record_that_vanished_is_put_back(pair: Pair) -> None:
+    """Also if the anchor is not known to be lost."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.settle()
+
+    pair.shared.remove("homes", "d0")
+    await pair.settle()
+
+    assert pair.one.told.count("restored d0") == 2
+    await pair.one.write("a", "1")
+
+
+async def test_an_engine_that_moved_after_the_store_lost_its_data(pair: Pair) -> None:
+    """Whoever has it by then keeps it; the old home learns of it."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.settle()
+    pair.one.store.cut()
+    pair.shared.lose_everything()
+    await pair.settle()
+    await pair.two.homes.take("d0", ttl=10)
+
+    pair.one.store.heal()
+    await pair.settle()
+    await pair.clock.advance(2)
+    await pair.settle()
+
+    assert pair.one.told[-1] == "lost d0"
+    assert pair.two.homes.is_home("d0")
+    await pair.two.write("a", "1")
+
+
+async def test_putting_back_waits_for_the_store(pair: Pair) -> None:
+    """A store that goes away again is asked again."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.settle()
+    pair.shared.end_anchor(pair.one.homes.anchor("d0"))
+    pair.one.store.cut()
+    await pair.settle()
+
+    pair.one.store.heal()
+    await pair.settle()
+    await pair.clock.advance(2)
+
+    await pair.one.write("a", "1")
+
+
+async def test_a_registration_with_a_longer_ttl(pair: Pair) -> None:
+    """Its keys move to an anchor that outlives it."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.one.homes.take("d0", ttl=100, renew=True)
+
+    assert pair.shared.anchors[pair.one.homes.anchor("d0")].ttl >= 150
+    assert pair.one.told.count("taken d0") == 1
+    assert pair.one.told[-1] == "restored d0"
+    assert pair.one.homes.ttl("d0") == 100
+
+
+async def test_a_claim_whose_answer_was_lost(pair: Pair) -> None:
+    """A home that was written without this replica's knowing is taken, not fought over."""
+    await pair.one.homes.take("d0", ttl=10)
+    again = Replica("one", pair.shared)
+
+    await again.homes.take("d0", ttl=10)
+
+    assert again.homes.is_home("d0")
+
+
+async def test_conflict_is_told(pair: Pair) -> None:
+    """Who loses a race twice says so, and is not home."""
+    table = pair.two.store.table(HOMES)
+
+    async def refuse(*_: object, **__: object) -> int:
+        raise Conflict("somebody was faster")
+
+    table.put = refuse  # type: ignore[method-assign]
+
+    with pytest.raises(Conflict):
+        await pair.two.homes.take("d0", ttl=10)
+
+    assert not pair.two.homes.is_home("d0")
