@@ -4,6 +4,7 @@ Needs the code generation environment's programs first on PATH: `make proto` see
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,11 @@ from pathlib import Path
 # this runs.
 PACKAGES = {
     Path("kvplane/api"): Path("clients/python/kvplane/api"),
+    Path("kvplane_services/etcd_api"): Path("services/kvplane_services/etcd_api"),
     Path("kvplane_services/records"): Path("services/kvplane_services/records"),
 }
+# Contracts of others, under package names of our own: what their services are called on the wire.
+WIRE_PACKAGES = {"kvplane_services.etcd_api.v3": "etcdserverpb"}
 PACKAGE_DOCSTRING = '"""Generated from proto/ by `make proto`; do not edit."""\n'
 
 
@@ -27,6 +31,14 @@ def generate(out: Path) -> None:
         modules = [path.relative_to(package) for path in package.rglob("*.py")]
         for parent in {parent for module in modules for parent in module.parents}:
             (package / parent / "__init__.py").write_text(PACKAGE_DOCSTRING)
+    for ours, theirs in WIRE_PACKAGES.items():
+        for path in Path(out, *ours.split(".")).glob("*_pb2_grpc.py"):
+            path.write_text(with_wire_package(path.read_text(), ours, theirs))
+
+
+def with_wire_package(code: str, ours: str, theirs: str) -> str:
+    """Stubs whose services have another package on the wire than in our files."""
+    return re.sub(rf"(?<=['/]){re.escape(ours)}\.(?=\w+['/])", f"{theirs}.", code)
 
 
 def contents(package: Path) -> dict[str, str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kvplane_services.etcd_api.v3 import auth_pb2, kv_pb2, rpc_pb2, rpc_pb2_grpc
+
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE_PROTO = Path("proto/kvplane/api/engine/v1/engine.proto")
 PROGRAMS = Path(sys.executable).parent
@@ -17,6 +19,18 @@ CODEGEN = ROOT / ".build" / "codegen" / "bin"
 # A field that the tests below change: its comment, its place, its neighbour.
 FIELD = "  int32 data_parallel_rank = 10;\n"
 COMMENT = "  // Optional. Data-parallel rank at `endpoint`; 0 for the only one.\n"
+
+
+class RecordingChannel:
+    """A channel that notes which methods a stub would call."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def _note(self, path: str, **_: object) -> None:
+        self.paths.append(path)
+
+    unary_unary = unary_stream = stream_unary = stream_stream = _note
 
 
 def run(command: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -39,6 +53,7 @@ def copy(tmp_path: Path) -> Path:
         "proto",
         "tools",
         "clients/python/kvplane/api",
+        "services/kvplane_services/etcd_api",
         "services/kvplane_services/records",
     ):
         shutil.copytree(ROOT / name, tmp_path / name)
@@ -105,6 +120,25 @@ def test_generation_removes_what_is_gone(copy: Path) -> None:
     ran = run(["python", "tools/generate.py"], copy)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert not stray.exists()
+
+
+def test_etcd_is_spoken_to_by_its_own_names() -> None:
+    """Stubs of etcd's contract call etcd's services, though our files have a package of our own."""
+    channel = RecordingChannel()
+    services = {"KV", "Watch", "Lease", "Cluster", "Maintenance", "Auth"}
+
+    for service in services:
+        getattr(rpc_pb2_grpc, f"{service}Stub")(channel)
+
+    assert {path.rsplit("/", 1)[0] for path in channel.paths} == {
+        f"/etcdserverpb.{service}" for service in services
+    }
+
+
+def test_etcd_messages_leave_room_for_another_client() -> None:
+    """No message of ours has the full name that another etcd client would register."""
+    packages = {module.DESCRIPTOR.package for module in (rpc_pb2, kv_pb2, auth_pb2)}
+    assert packages == {"kvplane_services.etcd_api.v3"}
 
 
 def test_added_field_is_compatible(copy: Path) -> None:

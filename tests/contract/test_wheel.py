@@ -68,20 +68,26 @@ def test_types_are_shipped(archive: zipfile.ZipFile, package: str) -> None:
     assert f"{package}/py.typed" in archive.namelist()
 
 
-def test_generated_code_is_a_regular_package(archive: zipfile.ZipFile) -> None:
+@pytest.mark.parametrize(
+    "generated", ["kvplane/api/", "kvplane_services/etcd_api/", "kvplane_services/records/"]
+)
+def test_generated_code_is_a_regular_package(archive: zipfile.ZipFile, generated: str) -> None:
     """Each generated folder is a package, so that tools that dislike namespaces see it."""
-    folders = {
-        name.rsplit("/", 1)[0] for name in archive.namelist() if name.startswith("kvplane/api/")
-    }
+    folders = {name.rsplit("/", 1)[0] for name in archive.namelist() if name.startswith(generated)}
+    assert folders
     assert {f"{folder}/__init__.py" for folder in folders} <= set(archive.namelist())
 
 
 def test_licence_and_command(archive: zipfile.ZipFile) -> None:
-    """The wheel carries its licence and installs the command `kvplane`."""
+    """The wheel carries its licence and notices, and installs the command `kvplane`."""
     folder = metadata_folder(archive)
     metadata = Parser().parsestr(archive.read(f"{folder}/METADATA").decode())
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert f"{folder}/licenses/LICENSE" in archive.namelist()
+    assert {f"{folder}/licenses/{name}" for name in ("LICENSE", "NOTICE")} <= set(
+        archive.namelist()
+    )
+    # Named by the documents, whether or not it adds a package.
+    assert "etcd" in (metadata.get_all("Provides-Extra") or [])
     entry_points = archive.read(f"{folder}/entry_points.txt").decode()
     assert "kvplane = kvplane_services.cli.main:main" in entry_points
 
@@ -92,6 +98,7 @@ def test_wheel_imports(wheel: Path) -> None:
         "import sys\n"
         f"sys.path.insert(0, {str(wheel)!r})\n"
         f"import {', '.join(sorted(PACKAGES))}, kvplane.api.engine.v1.engine_pb2_grpc\n"
+        "import kvplane_services.etcd_api.v3.rpc_pb2_grpc\n"
         "print(*(m.__file__ for m in (kvplane, kvplane_connector, kvplane_services)), sep='\\n')\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
