@@ -1,13 +1,18 @@
-"""The plane's state on a fake clock: store, directory, lease manager and session registry."""
+"""The plane's state on a fake clock: store, directory, lease manager and session registry.
+
+`StatePlane` is one replica, with an embedded store unless told otherwise; `replicas` makes
+several that share one.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from kvplane_services.adapters.memory import MemoryStore
-from kvplane_services.adapters.records import ENGINES, LEASES, SESSIONS
+from kvplane_services.adapters.records import ENGINES, HOMES, LEASES, SESSIONS
 from kvplane_services.engine.directory import EngineDirectory
+from kvplane_services.engine.homes import EngineHomes
 from kvplane_services.engine.model import Engine
 from kvplane_services.engine.registration import DirectoryConfig
 from kvplane_services.lease.config import LeaseConfig
@@ -18,6 +23,7 @@ from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.store.ports import Sequence, Upserted
 from tests.support.clock import FakeClock
+from tests.support.cut_store import CutStore, SharedStore
 from tests.support.state_values import PLANE_VERSION, engine_of
 
 
@@ -33,9 +39,17 @@ class StatePlane:
         sessions: SessionConfig | None = None,
         backlog: int = 4096,
         tokens: Sequence | None = None,
+        store: CutStore | None = None,
+        replica: str = "replica-0",
     ) -> None:
         self.clock = clock or FakeClock()
-        self.store = MemoryStore(clock=self.clock, backlog=backlog)
+        self.store = store or MemoryStore(clock=self.clock, backlog=backlog)
+        self.homes = EngineHomes(
+            replica=replica,
+            table=self.store.table(HOMES),
+            anchors=self.store.anchors,
+            clock=self.clock,
+        )
         self.lease_table = self.store.table(LEASES)
         self.directory = EngineDirectory(
             table=self.store.table(ENGINES),
@@ -81,7 +95,7 @@ class StatePlane:
         async with asyncio.TaskGroup() as tasks:
             loops = [
                 tasks.create_task(part.run())
-                for part in (self.directory, self.manager, self.registry)
+                for part in (self.homes, self.directory, self.manager, self.registry)
             ]
             await self.settle()
             yield
@@ -112,6 +126,39 @@ class StatePlane:
             await self.settle()
             recorder.cancel()
             await asyncio.gather(recorder, return_exceptions=True)
+
+
+class Replicas:
+    """Several replicas on one store, which each can be cut from: `one.store.cut()`."""
+
+    def __init__(self, count: int, **configs: Any) -> None:
+        self.clock = FakeClock()
+        self.shared = SharedStore(clock=self.clock)
+        self.stores = [self.shared.replica() for _ in range(count)]
+        self.planes = [
+            StatePlane(clock=self.clock, store=store, replica=f"replica-{number}", **configs)
+            for number, store in enumerate(self.stores)
+        ]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Runs all loops of all replicas."""
+        async with AsyncExitStack() as stack:
+            for plane in self.planes:
+                await stack.enter_async_context(plane.running())
+            yield
+
+    async def settle(self) -> None:
+        """Lets every task that can go on do so."""
+        for _ in range(5):
+            await self.clock.advance(0)
+
+    async def advance(self, seconds: float, step: float = 0.25) -> None:
+        """Moves time in small steps, with which anchors lapse as well."""
+        for _ in range(round(seconds / step)):
+            await self.clock.advance(step)
+            self.shared.lapse()
+        await self.settle()
 
 
 def by_retention(answer: ReportAnswer) -> dict[str, Directive]:

@@ -132,8 +132,9 @@ async def test_its_keys_outlive_the_old_home(pair: Pair) -> None:
 
 
 async def test_keys_outlive_a_home_that_died_by_the_engines_ttl(pair: Pair) -> None:
-    """An engine finds its registration for as long as it lasts, even if the home's last word to
-    the store is a third of the anchor's TTL old; then its keys vanish.
+    """An engine finds its registration for as long as it lasts; then it vanishes.
+
+    Even if the home died a third of the TTL after its last word to the store.
     """
     await pair.one.homes.take("d0", ttl=10)
     anchor = pair.shared.anchors[pair.one.homes.anchor("d0")]
