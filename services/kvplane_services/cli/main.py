@@ -25,6 +25,7 @@ _COMMANDS = (
     "explain",
     "sim",
     "demo",
+    "bench",
 )
 
 

