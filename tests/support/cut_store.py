@@ -6,7 +6,7 @@ reaches the store keeps them.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from kvplane_services.adapters.memory import MemoryStore, MemoryTable
@@ -201,13 +201,17 @@ class CutTable(Generic[T]):
     async def revision(self) -> int:
         return self._frozen.revision if self._frozen else await self._table.revision()
 
+    async def reached(self, revision: int) -> None:
+        await self._store.back()
+        await self._table.reached(revision)
+
     async def put(
         self, key: str, value: T, *, expected: int | None = None, anchor: str = ""
     ) -> int:
         await self._store.ask()
         change = Put(key, value, expected, anchor)
         self._check_anchor(change)
-        revision = await self._table.put(key, value, expected=expected, anchor=anchor)
+        revision = await self._table.put(key, value, expected=expected)
         self._written(change)
         return revision
 
@@ -223,7 +227,10 @@ class CutTable(Generic[T]):
         await self._store.ask()
         for change in changes:
             self._check_anchor(change)
-        revision = await self._table.commit(changes, guards=guards)
+        revision = await self._table.commit(
+            [replace(one, anchor="") if isinstance(one, Put) else one for one in changes],
+            guards=guards,
+        )
         self._written(*changes)
         return revision
 

@@ -8,13 +8,12 @@ Not promised: that numbers keep growing if the wall clock is set back by more th
 down, or if more than a million are drawn a second for long.
 """
 
-import asyncio
-import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from kvplane_services.adapters.memory_anchors import MemoryAnchors
 from kvplane_services.clock import Clock
-from kvplane_services.store.commits import check_commit, conflict, guard_failed
+from kvplane_services.store.commits import Held, check_commit, check_held, done_at, guard_failed
 from kvplane_services.store.ports import (
     Delete,
     Event,
@@ -53,7 +52,7 @@ class MemoryStore:
         self._revision = _wall_microseconds(clock)
         self._tables: dict[str, MemoryTable[Any]] = {}
         self._sequences: dict[str, MemorySequence] = {}
-        self._anchors = MemoryAnchors()
+        self._anchors = MemoryAnchors(clock=clock, remove=self.remove)
 
     @property
     def revision(self) -> int:
@@ -66,7 +65,7 @@ class MemoryStore:
         return True
 
     @property
-    def anchors(self) -> "MemoryAnchors":
+    def anchors(self) -> MemoryAnchors:
         """See `Store.anchors`."""
         return self._anchors
 
@@ -93,6 +92,13 @@ class MemoryStore:
             table.advance(self._revision)
         return self._revision
 
+    def remove(self, values: Mapping[str, set[str]]) -> None:
+        """Removes the values of an anchor that ended. For anchors."""
+        if any(values.values()):
+            revision = self.advance()
+            for table, keys in values.items():
+                self._tables[table].remove(keys, revision)
+
     def revision_of(self, guard: Guard) -> int:
         """Revision of what a guard is about. For tables."""
         table = self._tables.get(guard.table)
@@ -106,6 +112,8 @@ class MemoryTable(Generic[T]):
         self._spec = spec
         self._store = store
         self._copy = copy
+        # What each value hangs on that hangs on anything.
+        self._anchored: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"<MemoryTable of {self._spec.name}: {len(self._copy)} values>"
@@ -113,48 +121,61 @@ class MemoryTable(Generic[T]):
     async def get(self, key: str, *, current: bool = False) -> Versioned[T] | None:
         """See `Table.get`."""
         del current  # The copy is the store.
+        self._store.anchors.lapse()
         return self._copy.find(key)
 
     async def list(self) -> Snapshot[T]:
         """See `Table.list`."""
+        self._store.anchors.lapse()
         return self._copy.snapshot()
 
     async def revision(self) -> int:
         """See `Table.revision`."""
         return self._store.revision
 
+    async def reached(self, revision: int) -> None:
+        """See `Table.reached`."""
+        await self._copy.reached(revision)
+
     async def put(
         self, key: str, value: T, *, expected: int | None = None, anchor: str = ""
     ) -> int:
         """See `Table.put`."""
-        change = Put(key, value, expected, anchor)
-        self._check(change)
-        held = self._copy.find(key)
-        if expected is not None and held is not None and held.value == value:
-            return held.revision
-        self._apply(change, self._store.advance())
-        return self._store.revision
+        return await self.commit([Put(key, value, expected, anchor)])
 
     async def delete(self, key: str, *, expected: int | None = None) -> bool:
         """See `Table.delete`."""
-        change = Delete(key, expected)
-        self._check(change)
-        if self._copy.find(key) is None:
-            return False
-        self._apply(change, self._store.advance())
-        return True
+        self._store.anchors.lapse()
+        found = self._copy.find(key) is not None
+        await self.commit([Delete(key, expected)])
+        return found
 
     async def commit(
         self, changes: Sequence[Put[T] | Delete], *, guards: Sequence[Guard] = ()
     ) -> int:
         """See `Table.commit`."""
         check_commit(changes, guards)
+        self._store.anchors.lapse()
+        for change in changes:
+            if isinstance(change, Put):
+                self._store.anchors.check(change.anchor)
         for guard in guards:
             if self._store.revision_of(guard) != guard.revision:
                 raise guard_failed(guard)
-        for change in changes:
-            self._check(change)
-        if not changes:
+        held = [self._held(change) for change in changes]
+        for change, found in zip(changes, held, strict=True):
+            check_held(change, found)
+        if any(
+            change.expected not in (None, found.revision)
+            for change, found in zip(changes, held, strict=True)
+        ):
+            done = done_at(changes, held)
+            if done is not None:
+                return done
+        if all(
+            isinstance(change, Delete) and not found.revision
+            for change, found in zip(changes, held, strict=True)
+        ):
             return self._store.revision
         revision = self._store.advance()
         for change in changes:
@@ -163,6 +184,7 @@ class MemoryTable(Generic[T]):
 
     def watch(self, *, after: int = 0) -> AsyncIterator[Event[T]]:
         """See `Table.watch`."""
+        self._store.anchors.lapse()
         return self._copy.watch(after=after)
 
     def revision_at(self, key: str) -> int:
@@ -174,16 +196,28 @@ class MemoryTable(Generic[T]):
         """Notes that some table was written. For the store."""
         self._copy.advance(revision)
 
-    def _check(self, change: Put[T] | Delete) -> None:
+    def remove(self, keys: set[str], revision: int) -> None:
+        """Removes values whose anchor ended. For the store."""
+        for key in sorted(keys):
+            self._apply(Delete(key), revision)
+
+    def _held(self, change: Put[T] | Delete) -> Held:
         held = self._copy.find(change.key)
-        found = held.revision if held else 0
-        if change.expected is None or change.expected == found:
-            return
-        done = held is None if isinstance(change, Delete) else held and held.value == change.value
-        if not done:
-            raise conflict(change.key, found=found, expected=change.expected)
+        if held is None:
+            return Held(0, as_wanted=isinstance(change, Delete))
+        as_wanted = (
+            isinstance(change, Put)
+            and held.value == change.value
+            and self._anchored.get(change.key, "") == change.anchor
+        )
+        return Held(held.revision, as_wanted=as_wanted)
 
     def _apply(self, change: Put[T] | Delete, revision: int) -> None:
+        old = self._anchored.pop(change.key, "")
+        new = change.anchor if isinstance(change, Put) else ""
+        self._store.anchors.move(self._spec.name, change.key, old=old, new=new)
+        if new:
+            self._anchored[change.key] = new
         match change:
             case Put(key=key, value=value):
                 self._copy.put(key, value, revision)
@@ -203,36 +237,6 @@ class MemorySequence:
         first = max(self._last + 1, _wall_microseconds(self._clock))
         self._last = first + count - 1
         return first
-
-
-class MemoryAnchors:
-    """See `kvplane_services.store.ports.Anchors`.
-
-    Values here go with the process that would keep their anchor, so that none outlives it, and
-    what is not kept must be deleted by whoever put it.
-    """
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-
-    async def open(self, ttl: float, *, keep: bool = True) -> str:
-        """See `Anchors.open`."""
-        del ttl, keep
-        return f"memory-{next(self._numbers)}"
-
-    def keep(self, anchor: str, ttl: float) -> None:
-        """See `Anchors.keep`."""
-
-    def drop(self, anchor: str) -> None:
-        """See `Anchors.drop`."""
-
-    async def revoke(self, anchor: str) -> None:
-        """See `Anchors.revoke`."""
-
-    async def lost(self) -> AsyncIterator[str]:
-        """See `Anchors.lost`: none ever is."""
-        await asyncio.Event().wait()
-        yield ""
 
 
 def _wall_microseconds(clock: Clock) -> int:

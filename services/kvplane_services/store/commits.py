@@ -1,10 +1,25 @@
-"""What every store refuses, in the same words. Pure."""
+"""What every store refuses, in the same words, and when a commit is done already. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvplane_services.errors import Conflict, GuardFailed
 from kvplane_services.store.ports import MAX_CHANGES, MAX_GUARDS, Delete, Guard, Put
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a store holds under the key of a change.
+
+    Attributes:
+        revision: Of the value; 0 for none.
+        as_wanted: Whether that is exactly what the change would make of it.
+
+    """
+
+    revision: int
+    as_wanted: bool
 
 
 def check_commit(changes: Sequence[Put[Any] | Delete], guards: Sequence[Guard]) -> None:
@@ -15,11 +30,28 @@ def check_commit(changes: Sequence[Put[Any] | Delete], guards: Sequence[Guard]) 
         raise ValueError("a commit changes each key once")
 
 
-def conflict(key: str, *, found: int, expected: int) -> Conflict:
-    """What is raised for a value that is not as expected."""
-    return Conflict(
-        f"{key} is at revision {found}, not {expected}: read it again and retry", key=key
+def check_held(change: Put[Any] | Delete, held: Held) -> None:
+    """Raises Conflict if a value is not as a change expects it to be."""
+    if change.expected in (None, held.revision) or held.as_wanted:
+        return
+    raise Conflict(
+        f"{change.key} is at revision {held.revision}, not {change.expected}: read it again and "
+        "retry",
+        key=change.key,
     )
+
+
+def done_at(changes: Sequence[Put[Any] | Delete], held: Sequence[Held]) -> int | None:
+    """The revision that a commit got earlier, if it did: the answer to it may have been lost.
+
+    Changes that expect nothing are made again, since nobody knows whose value is there.
+    """
+    revisions = {
+        one.revision for change, one in zip(changes, held, strict=True) if isinstance(change, Put)
+    }
+    if len(revisions) != 1 or any(change.expected is None for change in changes):
+        return None
+    return revisions.pop() if all(one.as_wanted for one in held) else None
 
 
 def guard_failed(guard: Guard) -> GuardFailed:

@@ -95,8 +95,8 @@ class Put(Generic[T]):
         key: Where.
         value: What.
         expected: Revision that the value must have; 0 if it must not exist; None for any. A
-            value that is there already, exactly as it is to be written, is as expected: an
-            attempt whose answer was lost may have written it.
+            value that is there already, exactly as it is to be written and on the same anchor,
+            is as expected: an attempt whose answer was lost may have written it.
         anchor: What the value hangs on, see `Anchors`; empty for a value that stays. One that
             the store no longer has is a Conflict.
 
@@ -147,11 +147,22 @@ class Table(Protocol[T]):
         ...
 
     async def list(self) -> Snapshot[T]:
-        """Everything that this process's copy holds, by key."""
+        """Everything that this process's copy holds, by key; for the revision, see `revision`."""
         ...
 
     async def revision(self) -> int:
-        """Revision of the last write that this process's copy has: a watch after it misses none."""
+        """Revision that this process's copy has reached: a watch after it misses nothing.
+
+        It may lag: what this process wrote itself is read at once, and reached a moment later.
+        """
+        ...
+
+    async def reached(self, revision: int) -> None:
+        """Returns once this process's copy holds everything up to a revision of the store.
+
+        So whoever was let in by a write at that revision, as by taking something over from another
+        process, knows all that the other wrote before. It waits for as long as it takes.
+        """
         ...
 
     async def put(
@@ -189,7 +200,8 @@ class Table(Protocol[T]):
         Raises:
             GuardFailed: A guard does not hold. Nothing was changed.
             Conflict: A value is not as expected. Nothing was changed.
-            Unavailable: The store cannot be reached. Whether it was done is unknown.
+            Unavailable: The store cannot be reached, and whether it was done is unknown; or an
+                anchor is gone, and nothing was changed.
             ValueError: Too many changes or guards, or two changes of one key.
 
         """
@@ -254,7 +266,10 @@ class Anchors(Protocol):
         ...
 
     def keep(self, anchor: str, ttl: float) -> None:
-        """Keeps an anchor alive that any process made with this TTL. Does nothing if it is kept."""
+        """Keeps an anchor alive that any process made with this TTL. Does nothing if it is kept.
+
+        If the store has no such anchor, it is reported as lost.
+        """
         ...
 
     def drop(self, anchor: str) -> None:
@@ -262,13 +277,15 @@ class Anchors(Protocol):
         ...
 
     async def revoke(self, anchor: str) -> None:
-        """Removes an anchor and all values on it. Raises Unavailable."""
+        """Removes an anchor and all values on it, and no longer keeps it. Raises Unavailable."""
         ...
 
     def lost(self) -> AsyncIterator[str]:
-        """Anchors kept here that the store no longer has: their values are gone, put them back.
+        """Anchors that the store no longer has: their values are gone, put them back on new ones.
 
-        Each is reported once and no longer kept. One reader at a time.
+        Told of those that are kept here, and of those that a write here named. Each is reported
+        once to every reader, whoever opened it, from this call on, and is no longer kept; the
+        first reader is also told of those before.
         """
         ...
 

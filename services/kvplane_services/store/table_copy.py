@@ -3,11 +3,12 @@
 import asyncio
 import bisect
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from kvplane_services.clock import Clock, wait_set
 from kvplane_services.errors import Saturated, WatchTooOld
+from kvplane_services.store.early import Early, EarlyValues
 from kvplane_services.store.ports import Event, Removed, Snapshot, Synced, Upserted, Versioned
 
 T = TypeVar("T")
@@ -19,20 +20,33 @@ class TableCopy(Generic[T]):
     A reader is a position in the log, counted from the table's first event ever, so that a slow
     one costs nothing but its own place. Changes come in the order of their revisions.
 
+    What the process learns ahead of the changes before it (its own writes, for one) is read at
+    once, and told to readers when its turn in that order comes.
+
     Args:
         revision: Revision of the store when the copy begins: nothing before it is held.
         clock: Times bookmarks.
         backlog: Events held for readers; one that falls behind by more is cut.
         bookmark_interval: Seconds between bookmarks on a watch.
+        patience: Seconds that a watch waits for a revision that the copy has not reached yet,
+            such as one that another replica told its reader.
 
     """
 
     def __init__(
-        self, *, revision: int, clock: Clock, backlog: int, bookmark_interval: float
+        self,
+        *,
+        revision: int,
+        clock: Clock,
+        backlog: int,
+        bookmark_interval: float,
+        patience: float = 0.0,
     ) -> None:
         self._clock = clock
         self._bookmark_interval = bookmark_interval
+        self._patience = patience
         self._items: dict[str, Versioned[T]] = {}
+        self._early: EarlyValues[T] = EarlyValues()
         self._revision = revision
         self._log: deque[Upserted[T] | Removed] = deque(maxlen=backlog)
         self._logged = 0
@@ -40,6 +54,8 @@ class TableCopy(Generic[T]):
         # Rises when the copy starts over: readers of before are cut.
         self._generation = 0
         self._readers: set[asyncio.Event] = set()
+        # Those who wait for a revision.
+        self._waiting: set[asyncio.Event] = set()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -51,15 +67,28 @@ class TableCopy(Generic[T]):
 
     def find(self, key: str) -> Versioned[T] | None:
         """The value, or None."""
-        return self._items.get(key)
+        early = self._early.find(key)
+        return self._items.get(key) if early is None else early.item
 
     def snapshot(self) -> Snapshot[T]:
         """All values by key."""
-        items = tuple(self._items[key] for key in sorted(self._items))
-        return Snapshot(items, self._revision)
+        found: Mapping[str, Versioned[T]] = self._items
+        if self._early:
+            found = dict(self._items)
+            for key, early in self._early.all().items():
+                if early.item is None:
+                    found.pop(key, None)
+                else:
+                    found[key] = early.item
+        return Snapshot(tuple(found[key] for key in sorted(found)), self._revision)
+
+    # -- Changes, in the order of their revisions ------------------------------------------------
 
     def put(self, key: str, value: T, revision: int) -> None:
         """Takes a write in."""
+        held = self._items.get(key)
+        # One text per key, however often it is written.
+        key = key if held is None else held.key
         self._items[key] = Versioned(key, value, revision)
         self._append(Upserted(key, value, revision))
 
@@ -71,24 +100,94 @@ class TableCopy(Generic[T]):
     def advance(self, revision: int) -> None:
         """Notes that the store is at `revision`, and that nothing here changed up to it."""
         self._revision = max(self._revision, revision)
+        if self._early:
+            self._early.reached(self._revision)
+        for waiting in self._waiting:
+            waiting.set()
 
-    def start_over(self, items: Iterable[Versioned[T]], revision: int) -> None:
-        """Replaces everything, and cuts all readers: what happened in between is not known."""
+    async def reached(self, revision: int) -> None:
+        """Returns once the copy is at `revision`, or starts over."""
+        generation = self._generation
+        arrived = asyncio.Event()
+        self._waiting.add(arrived)
+        try:
+            while self._revision < revision and self._generation == generation:
+                arrived.clear()
+                await arrived.wait()
+        finally:
+            self._waiting.discard(arrived)
+
+    # -- What is known ahead of its turn ---------------------------------------------------------
+
+    def early_value(self, key: str, revision: int) -> T | None:
+        """The value of that revision, if it was learnt ahead of its turn."""
+        early = self._early.find(key)
+        if early is None or early.item is None or early.revision != revision:
+            return None
+        return early.item.value
+
+    def learn(self, key: str, value: T, revision: int) -> None:
+        """Notes what was written at a revision, whose turn is yet to come."""
+        if revision > self._revision:
+            held = self._items.get(key)
+            item = Versioned(key if held is None else held.key, value, revision)
+            self._early.add(key, Early(item, revision))
+
+    def learn_gone(self, key: str, revision: int) -> None:
+        """Notes that there is no value at a revision, whose turn is yet to come."""
+        if revision > self._revision:
+            self._early.add(key, Early(None, revision))
+
+    # -- Starting over ---------------------------------------------------------------------------
+
+    def learnt(self) -> Mapping[str, Early[T]]:
+        """What was learnt ahead so far, for `start_over`."""
+        return self._early.all()
+
+    def start_over(
+        self,
+        items: Iterable[Versioned[T]],
+        revision: int,
+        *,
+        learnt: Mapping[str, Early[T]] | None = None,
+    ) -> None:
+        """Replaces everything, and cuts all readers: what happened in between is not known.
+
+        Args:
+            items: All values.
+            revision: What they were read at. It may be smaller than before: the store may have
+                lost its data.
+            learnt: What had been learnt when the reading began: `items` have it, or what came
+                after it.
+
+        """
         self._items = {item.key: item for item in items}
         self._log.clear()
         self._revision = self._compacted = revision
         self._generation += 1
+        self._early.drop(learnt or {})
+        self._early.reached(revision)
         self._wake()
+        for waiting in self._waiting:
+            waiting.set()
+
+    # -- Readers ---------------------------------------------------------------------------------
 
     async def watch(self, *, after: int = 0) -> AsyncIterator[Event[T]]:
         """See `kvplane_services.store.ports.Table.watch`."""
         wake = asyncio.Event()
         self._readers.add(wake)
         try:
+            if after > self._revision:
+                await self._wait_for(after)
             generation = self._generation
+            # Revisions that the reader has of keys ahead of their turn: it is not told of them,
+            # nor of what was before them, when their turn comes.
+            ahead: dict[str, int] = {}
             if after == 0:
                 snapshot = self.snapshot()
                 position = self._logged
+                ahead = {key: early.revision for key, early in self._early.all().items()}
                 for item in snapshot.items:
                     yield Upserted(item.key, item.value, item.revision)
                 yield Synced(snapshot.revision)
@@ -103,8 +202,10 @@ class TableCopy(Generic[T]):
             while True:
                 wake.clear()
                 while (event := self._event_at(position, generation)) is not None:
-                    yield event
                     position += 1
+                    if event.revision <= ahead.get(event.key, 0):
+                        continue
+                    yield event
                 if self._clock.now() >= bookmark_at:
                     bookmark_at = self._clock.now() + self._bookmark_interval
                     yield Synced(self._revision)
@@ -124,6 +225,16 @@ class TableCopy(Generic[T]):
     def _wake(self) -> None:
         for wake in self._readers:
             wake.set()
+
+    async def _wait_for(self, revision: int) -> None:
+        waiting = asyncio.ensure_future(self.reached(revision))
+        waited = asyncio.ensure_future(self._clock.sleep(self._patience))
+        try:
+            await asyncio.wait((waiting, waited), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            waited.cancel()
+            await asyncio.gather(waiting, waited, return_exceptions=True)
 
     def _position_after(self, after: int) -> int:
         if not self._compacted <= after <= self._revision:
