@@ -8,7 +8,10 @@ import asyncio
 import datetime as dt
 import random
 import time
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -58,6 +61,26 @@ async def wait_set(event: asyncio.Event, seconds: float, *, clock: Clock) -> boo
             waiter.cancel()
         await asyncio.gather(*waiters, return_exceptions=True)
     return event.is_set()
+
+
+async def within(work: Coroutine[Any, Any, T], seconds: float, *, clock: Clock) -> T:
+    """What `work` gives if it is done within `seconds` of `clock`; else it is cancelled.
+
+    Raises:
+        TimeoutError: It was not done in time.
+
+    """
+    task = asyncio.ensure_future(work)
+    timer = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait((task, timer), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise TimeoutError
+    finally:
+        timer.cancel()
+        task.cancel()
+        await asyncio.gather(task, timer, return_exceptions=True)
 
 
 def jittered(seconds: float) -> float:

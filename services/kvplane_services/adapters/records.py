@@ -16,9 +16,9 @@ from kvplane_services.engine.model import Engine, Home
 from kvplane_services.engine.ports import HOMES_TABLE
 from kvplane_services.engine.wire import engine_from_wire, engine_to_wire
 from kvplane_services.errors import InvalidRequest
-from kvplane_services.lease.model import Lease
+from kvplane_services.lease.model import ClaimNote, Lease
 from kvplane_services.lease.wire import lease_from_wire, lease_to_wire
-from kvplane_services.records.v1 import home_pb2
+from kvplane_services.records.v1 import claim_pb2, home_pb2
 from kvplane_services.session.model import Session
 from kvplane_services.session.wire import session_from_wire, session_to_wire
 from kvplane_services.store.ports import TableSpec
@@ -55,6 +55,17 @@ def _home_from_wire(message: home_pb2.Home) -> Home:
     return Home(message.replica, message.anchor, message.anchor_ttl, message.engine_ttl)
 
 
+def _claim_to_wire(note: ClaimNote) -> claim_pb2.ClaimNote:
+    return claim_pb2.ClaimNote(fencing_token=note.fencing_token, holders=note.holders)
+
+
+def _claim_from_wire(message: claim_pb2.ClaimNote) -> ClaimNote:
+    return ClaimNote(message.fencing_token, tuple(message.holders))
+
+
+CLAIMS: TableSpec[ClaimNote] = TableSpec(
+    "claims", ClaimNote, _encoder(_claim_to_wire), _decoder(claim_pb2.ClaimNote, _claim_from_wire)
+)
 ENGINES: TableSpec[Engine] = TableSpec(
     "engines", Engine, _encoder(engine_to_wire), _decoder(engine_pb2.Engine, engine_from_wire)
 )

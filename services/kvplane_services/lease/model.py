@@ -56,10 +56,24 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A holder's wish that a lease be renewed; `remaining` in seconds when it was read."""
+    """A holder's wish that a lease be renewed.
+
+    `remaining` in seconds when it was read; 0 for a claim at another replica, which counts it.
+    """
 
     holder: str
     remaining: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimNote:
+    """That holders at one replica claim a lease whose engine has another home.
+
+    `holders` are those that claimed it when it was written.
+    """
+
+    fencing_token: int
+    holders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +81,8 @@ class Lease:
     """The right of a session to have a retention stay.
 
     `lease_id` is the last part of the resource name `leases/{lease}`; `engine_id` that of
-    `engines/{engine}`; `ttl` in seconds.
+    `engines/{engine}`; `ttl` in seconds. As written in the store, a lease has no claims, and a
+    `ttl` and `expire_time` only if they are fixed.
     """
 
     lease_id: str
@@ -88,6 +103,8 @@ class Lease:
     ttl: float = 0.0
     create_time: dt.datetime | None = None
     expire_time: dt.datetime | None = None
+    # Why it is RELEASING.
+    release_reason: EndReason | None = None
 
     @property
     def name(self) -> str:

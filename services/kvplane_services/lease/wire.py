@@ -63,6 +63,7 @@ def lease_from_wire(message: pb.Lease) -> Lease:
         message_digest=message.message_digest,
         state=_STATES.get(message.state, LeaseState.ACTIVE),
         end_reason=_REASONS.get(message.end_reason),
+        release_reason=_REASONS.get(message.release_reason),
         reads=message.reads,
         claims=tuple(Claim(claim.holder, seconds_of(claim.remaining)) for claim in message.claims),
         ttl=seconds_of(message.ttl),
@@ -89,13 +90,18 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
         message_digest=lease.message_digest,
         reads=lease.reads,
         claims=[
-            pb.LeaseClaim(holder=claim.holder, remaining=duration(claim.remaining))
+            pb.LeaseClaim(
+                holder=claim.holder,
+                remaining=duration(claim.remaining) if claim.remaining else None,
+            )
             for claim in lease.claims
         ],
         ttl=duration(lease.ttl),
     )
     if lease.end_reason is not None:
         message.end_reason = _REASONS_BACK[lease.end_reason]
+    if lease.release_reason is not None:
+        message.release_reason = _REASONS_BACK[lease.release_reason]
     if lease.create_time is not None:
         message.create_time.CopyFrom(timestamp(lease.create_time))
     if lease.expire_time is not None:

@@ -229,6 +229,7 @@ class Lease(_message.Message):
     TTL_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    RELEASE_REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Output only. Resource name: `leases/{lease}`."""
     session: _builtins.str
@@ -257,6 +258,10 @@ class Lease(_message.Message):
     """Output only. Times that readers read the blocks, as the engine counted."""
     end_reason: Global___EndReason.ValueType
     """Output only. Set once the lease ended."""
+    release_reason: Global___EndReason.ValueType
+    """Output only. Why the lease is being released, while it is RELEASING: what
+    `end_reason` will say.
+    """
     @_builtins.property
     def session_key(self) -> _session_pb2.SessionKey:
         """Required. The session that the retention belongs to."""
@@ -303,10 +308,11 @@ class Lease(_message.Message):
         ttl: _duration_pb2.Duration | None = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        release_reason: Global___EndReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "handle", b"handle", "session_key", b"session_key", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claims", b"claims", "create_time", b"create_time", "decision_id", b"decision_id", "end_reason", b"end_reason", "engine", b"engine", "engine_epoch", b"engine_epoch", "expire_time", b"expire_time", "fencing_token", b"fencing_token", "handle", b"handle", "message_digest", b"message_digest", "name", b"name", "reads", b"reads", "retention_id", b"retention_id", "session", b"session", "session_key", b"session_key", "state", b"state", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claims", b"claims", "create_time", b"create_time", "decision_id", b"decision_id", "end_reason", b"end_reason", "engine", b"engine", "engine_epoch", b"engine_epoch", "expire_time", b"expire_time", "fencing_token", b"fencing_token", "handle", b"handle", "message_digest", b"message_digest", "name", b"name", "reads", b"reads", "release_reason", b"release_reason", "retention_id", b"retention_id", "session", b"session", "session_key", b"session_key", "state", b"state", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -326,7 +332,9 @@ class LeaseClaim(_message.Message):
     """Who holds the claim, for example `decisions/{decision}` or `sessions/{session}`."""
     @_builtins.property
     def remaining(self) -> _duration_pb2.Duration:
-        """What is left of the claim."""
+        """What is left of the claim. Unset for one that was made at another replica, which
+        lasts until it is dropped or runs out there.
+        """
 
     def __init__(
         self,
