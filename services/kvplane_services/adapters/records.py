@@ -18,9 +18,10 @@ from kvplane_services.engine.wire import engine_from_wire, engine_to_wire
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.lease.model import ClaimNote, Lease
 from kvplane_services.lease.wire import lease_from_wire, lease_to_wire
-from kvplane_services.records.v1 import claim_pb2, home_pb2
+from kvplane_services.records.v1 import claim_pb2, home_pb2, member_pb2
 from kvplane_services.session.model import Session
 from kvplane_services.session.wire import session_from_wire, session_to_wire
+from kvplane_services.store.members import Member
 from kvplane_services.store.ports import TableSpec
 
 M = TypeVar("M", bound=Message)
@@ -63,6 +64,14 @@ def _claim_from_wire(message: claim_pb2.ClaimNote) -> ClaimNote:
     return ClaimNote(message.fencing_token, tuple(message.holders))
 
 
+def _member_to_wire(member: Member) -> member_pb2.Member:
+    return member_pb2.Member(roles=member.roles, address=member.address)
+
+
+def _member_from_wire(message: member_pb2.Member) -> Member:
+    return Member(tuple(message.roles), message.address)
+
+
 CLAIMS: TableSpec[ClaimNote] = TableSpec(
     "claims", ClaimNote, _encoder(_claim_to_wire), _decoder(claim_pb2.ClaimNote, _claim_from_wire)
 )
@@ -74,6 +83,9 @@ HOMES: TableSpec[Home] = TableSpec(
 )
 LEASES: TableSpec[Lease] = TableSpec(
     "leases", Lease, _encoder(lease_to_wire), _decoder(lease_pb2.Lease, lease_from_wire)
+)
+MEMBERS: TableSpec[Member] = TableSpec(
+    "members", Member, _encoder(_member_to_wire), _decoder(member_pb2.Member, _member_from_wire)
 )
 SESSIONS: TableSpec[Session] = TableSpec(
     "sessions", Session, _encoder(session_to_wire), _decoder(session_pb2.Session, session_from_wire)
