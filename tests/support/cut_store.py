@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from kvplane_services.adapters.memory import MemoryStore, MemoryTable
-from kvplane_services.errors import Conflict, Unavailable
+from kvplane_services.adapters.memory_anchors import anchor_gone
+from kvplane_services.errors import Unavailable
+from kvplane_services.store.losses import Losses
 from kvplane_services.store.ports import (
     Delete,
     Event,
@@ -241,7 +243,8 @@ class CutTable(Generic[T]):
 
     def _check_anchor(self, change: Put[T] | Delete) -> None:
         if isinstance(change, Put) and change.anchor not in {"", *self._store.shared.anchors}:
-            raise Conflict(f"{change.anchor} of {change.key} is gone", key=change.key)
+            self._store.anchors.report(change.anchor)
+            raise anchor_gone(change.anchor)
 
     def _written(self, *changes: Put[T] | Delete) -> None:
         self._store.shared.writes += 1
@@ -266,7 +269,7 @@ class CutAnchors:
 
     def __init__(self, store: CutStore) -> None:
         self._store = store
-        self._lost: asyncio.Queue[str] = asyncio.Queue()
+        self._losses = Losses()
 
     async def open(self, ttl: float, *, keep: bool = True) -> str:
         await self._store.ask()
@@ -296,11 +299,10 @@ class CutAnchors:
         self._store.shared.end_anchor(anchor)
 
     async def lost(self) -> AsyncIterator[str]:
-        while True:
-            anchor = await self._lost.get()
+        async for anchor in self._losses.read():
             await self._store.back()
             yield anchor
 
     def report(self, anchor: str) -> None:
-        """Tells this replica that an anchor which it keeps is gone."""
-        self._lost.put_nowait(anchor)
+        """Tells this replica that an anchor which it keeps or names is gone."""
+        self._losses.report(anchor)

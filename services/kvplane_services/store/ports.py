@@ -97,8 +97,7 @@ class Put(Generic[T]):
         expected: Revision that the value must have; 0 if it must not exist; None for any. A
             value that is there already, exactly as it is to be written and on the same anchor,
             is as expected: an attempt whose answer was lost may have written it.
-        anchor: What the value hangs on, see `Anchors`; empty for a value that stays. One that
-            the store no longer has is a Conflict.
+        anchor: What the value hangs on, see `Anchors`; empty for a value that stays.
 
     """
 
