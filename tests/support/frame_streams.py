@@ -22,6 +22,7 @@ class StreamDouble(Generic[Request, Response]):
         self._answer = answer
         self.in_flight = 0
         self.cancelled = False
+        self._on_over: Callable[[], None] = lambda: None
 
     async def exchange(self, frame: Request) -> Response:
         """See `FrameStream.exchange`."""
@@ -36,9 +37,18 @@ class StreamDouble(Generic[Request, Response]):
         finally:
             self.in_flight -= 1
 
+    def on_over(self, callback: Callable[[], None]) -> None:
+        """See `FrameStream.on_over`."""
+        self._on_over = callback
+
+    def end(self) -> None:
+        """The other side ends the stream."""
+        self._on_over()
+
     def cancel(self) -> None:
         """See `FrameStream.cancel`."""
         self.cancelled = True
+        self._on_over()
 
 
 class TransportDouble:
@@ -60,6 +70,7 @@ class TransportDouble:
         self.deregistered: list[Any] = []
         self.deregister_error: KvplaneClientError | None = None
         self.closed = False
+        self.left: list[bool] = []
 
     def open(self) -> StreamDouble[Any, Any]:
         """See `EngineTransport.open`."""
@@ -77,6 +88,10 @@ class TransportDouble:
         if self.deregister_error is not None:
             raise self.deregister_error
         self.deregistered.append(request)
+
+    async def leave(self, *, silent: bool = False) -> None:
+        """See `EngineTransport.leave`."""
+        self.left.append(silent)
 
     async def aclose(self) -> None:
         """See `EngineTransport.aclose`."""

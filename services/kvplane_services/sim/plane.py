@@ -174,6 +174,10 @@ class MutableTransport:
         """See `EngineTransport.open`."""
         return _MutableStream(self._inner.open(), transport=self)
 
+    async def leave(self, *, silent: bool = False) -> None:
+        """See `EngineTransport.leave`."""
+        await self._inner.leave(silent=silent)
+
     async def aclose(self) -> None:
         """See `EngineTransport.aclose`."""
         await self._inner.aclose()
@@ -194,6 +198,9 @@ class _MutableStream:
     ) -> engine_pb2.HeartbeatEngineResponse:
         await self._transport.unmuted()
         return await self._inner.exchange(frame)
+
+    def on_over(self, callback: Callable[[], None]) -> None:
+        self._inner.on_over(callback)
 
     def cancel(self) -> None:
         self._inner.cancel()

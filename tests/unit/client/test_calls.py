@@ -1,35 +1,76 @@
-"""Pages and watches, on virtual time and without a network."""
+"""Calls, pages and watches at one replica and at several, on virtual time and without a network."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import AioRpcError, Metadata
 
 from kvplane.api.engine.v1 import engine_pb2
 from kvplane.client import (
+    AnswerTimeoutError,
     InvalidRequestError,
     KvplaneClientError,
     NotFoundError,
     Removed,
     Reset,
     Synced,
+    UnavailableError,
     Upserted,
 )
 from kvplane.client.calls import ServiceCalls, WatchEvent
 from kvplane.client.engines import _event
+from kvplane.client.replicas import Replicas
 from tests.support.clock import FakeClock
 
 Message = engine_pb2.WatchEnginesResponse
 
 
-class Cut(Exception):
-    """Stands for a gRPC status in a script."""
+def rpc_error(code: grpc.StatusCode, *trailing: tuple[str, bytes]) -> AioRpcError:
+    return AioRpcError(code, Metadata(), Metadata(*trailing), code.name, "")
 
 
-def rpc_error(code: grpc.StatusCode) -> AioRpcError:
-    return AioRpcError(code, Metadata(), Metadata(), code.name, "")
+class Channel:
+    """Stands for a channel to one address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.closed = False
+
+    async def close(self, grace: float | None) -> None:
+        self.closed = True
+
+
+def replicas_of(target: str = "h:1", opened: list[Channel] | None = None) -> Replicas:
+    """Replicas in the order in which they are named."""
+
+    def dial(target: str, *, tls: Any = None) -> Any:
+        del tls
+        channel = Channel(target)
+        if opened is not None:
+            opened.append(channel)
+        return channel
+
+    return Replicas(target, dial=dial, shuffle=lambda _: None)
+
+
+def calls_of(
+    stub: Callable[[Any], Any], clock: FakeClock | None = None, target: str = "h:1"
+) -> ServiceCalls[Any]:
+    """Calls whose stub is what `stub` makes of an address."""
+    return ServiceCalls(
+        replicas=replicas_of(target),
+        stub=lambda channel: stub(getattr(channel, "address", "")),
+        timeout=5.0,
+        clock=clock or ImpatientClock(),
+    )
+
+
+def itself(stub: Any) -> Any:
+    return stub
 
 
 class Watch:
@@ -77,6 +118,8 @@ class ImpatientClock(FakeClock):
         self.slept: list[float] = []
 
     async def sleep(self, seconds: float) -> None:
+        if seconds > 30:  # How long a watch may be silent, which passes in no such test.
+            await asyncio.Event().wait()
         self.slept.append(seconds)
 
 
@@ -93,9 +136,8 @@ def shown(event: WatchEvent[engine_pb2.Engine]) -> Any:
 
 
 async def follow(watch: Watch, count: int, clock: FakeClock | None = None) -> list[Any]:
-    calls = ServiceCalls(target="t", timeout=1.0, clock=clock or ImpatientClock())
-    events = calls.watch(
-        watch, lambda after: engine_pb2.WatchEnginesRequest(after_revision=after), _event
+    events = calls_of(lambda _: watch, clock).watch(
+        itself, lambda after: engine_pb2.WatchEnginesRequest(after_revision=after), _event
     )
     found: list[Any] = []
     async for event in events:
@@ -160,7 +202,7 @@ async def test_refused_watch_raises() -> None:
     """What repeating cannot help is raised, with the address."""
     with pytest.raises(InvalidRequestError) as caught:
         await follow(Watch([grpc.StatusCode.INVALID_ARGUMENT]), 1)
-    assert caught.value.metadata == {"target": "t"}
+    assert caught.value.metadata == {"target": "h:1"}
 
 
 async def test_compaction_of_a_fresh_watch_raises() -> None:
@@ -188,8 +230,9 @@ async def test_lists_follow_pages() -> None:
             next_page_token=str(number + 1) if number < 2 else "",
         )
 
-    calls = ServiceCalls(target="t", timeout=1.0, clock=FakeClock())
-    pages = calls.pages(list_engines, engine_pb2.ListEnginesRequest(), lambda page: page.engines)
+    pages = calls_of(lambda _: list_engines).pages(
+        itself, engine_pb2.ListEnginesRequest(), lambda page: page.engines
+    )
     first = await anext(pages)
     assert (first.name, asked) == ("engines/0", [""])
     assert [one.name async for one in pages] == ["engines/1", "engines/2"]
@@ -202,6 +245,176 @@ async def test_failed_call_is_the_clients_error() -> None:
     async def get(request: Any, **_: float) -> Any:
         raise rpc_error(grpc.StatusCode.NOT_FOUND)
 
-    calls = ServiceCalls(target="t", timeout=1.0, clock=FakeClock())
     with pytest.raises(NotFoundError):
-        await calls.call(get, engine_pb2.GetEngineRequest())
+        await calls_of(lambda _: get).call(itself, engine_pb2.GetEngineRequest(), repeat=True)
+
+
+THREE = "a:1,b:1,c:1"
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+class Plane:
+    """Three replicas; those in `failing` fail so, and all remember who was asked."""
+
+    def __init__(self, failing: dict[str, AioRpcError]) -> None:
+        self.failing = failing
+        self.asked: list[str] = []
+        self.clock = ImpatientClock()
+        self.calls = calls_of(self._at, self.clock, THREE)
+
+    def _at(self, address: str) -> Any:
+        async def call(_: Any, **options: float) -> str:
+            assert 0 < options["timeout"] <= 5.0
+            self.asked.append(address)
+            if address in self.failing:
+                raise self.failing[address]
+            return f"from {address}"
+
+        return call
+
+    async def call(self, *, repeat: bool = True) -> str:
+        answer: str = await self.calls.call(itself, None, repeat=repeat)
+        return answer
+
+
+def said_by_the_plane() -> AioRpcError:
+    """Unavailable, for a reason that the plane gives."""
+    info = error_details_pb2.ErrorInfo(reason="UNAVAILABLE", domain="kvplane")
+    status = status_pb2.Status(code=14)
+    status.details.add().Pack(info)
+    return rpc_error(UNAVAILABLE, ("grpc-status-details-bin", status.SerializeToString()))
+
+
+async def test_call_goes_to_another_replica_at_once() -> None:
+    """Where the replica in use is away another one answers, and gets the next calls too."""
+    plane = Plane({"a:1": rpc_error(UNAVAILABLE)})
+    assert await plane.call() == "from b:1"
+    assert await plane.call() == "from b:1"
+    assert plane.asked == ["a:1", "b:1", "b:1"]
+    assert plane.clock.slept == []
+
+
+async def test_call_that_may_not_be_repeated_is_not() -> None:
+    """A call whose effect must not come twice fails, and the next one goes elsewhere."""
+    plane = Plane({"a:1": rpc_error(UNAVAILABLE)})
+    with pytest.raises(UnavailableError) as caught:
+        await plane.call(repeat=False)
+    assert caught.value.metadata["target"] == THREE
+    assert await plane.call(repeat=False) == "from b:1"
+
+
+async def test_plane_that_is_away_is_asked_a_few_times() -> None:
+    """With every replica away a call fails soon: each was asked once, and then after waits."""
+    away = rpc_error(UNAVAILABLE)
+    plane = Plane({"a:1": away, "b:1": away, "c:1": away})
+    with pytest.raises(UnavailableError):
+        await plane.call()
+    assert plane.asked == ["a:1", "b:1", "c:1", "a:1", "b:1"]
+    assert len(plane.clock.slept) == 2
+    assert sum(plane.clock.slept) < 0.5
+
+
+async def test_what_the_plane_says_is_asked_of_each_replica_once() -> None:
+    """A refusal for a reason may be different elsewhere, and is not asked for again and again."""
+    plane = Plane({"a:1": said_by_the_plane()})
+    assert await plane.call() == "from b:1"
+    plane = Plane(dict.fromkeys(("a:1", "b:1", "c:1"), said_by_the_plane()))
+    with pytest.raises(UnavailableError) as caught:
+        await plane.call()
+    assert caught.value.reason == "UNAVAILABLE"
+    assert plane.asked == ["a:1", "b:1", "c:1"]
+
+
+async def test_silent_replica_is_left() -> None:
+    """A call that got no answer in time fails, and the next one goes elsewhere."""
+    plane = Plane({"a:1": rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED)})
+    with pytest.raises(AnswerTimeoutError):
+        await plane.call()
+    assert await plane.call() == "from b:1"
+
+
+async def test_refusal_is_final() -> None:
+    """What another replica would say too is not asked of it, and moves nobody."""
+    plane = Plane({"a:1": rpc_error(grpc.StatusCode.NOT_FOUND)})
+    for _ in range(2):
+        with pytest.raises(NotFoundError):
+            await plane.call()
+    assert plane.asked == ["a:1", "a:1"]
+
+
+async def test_failures_of_one_replica_move_on_once() -> None:
+    """Calls that fail together leave their replica together: none skips a healthy one."""
+    plane = Plane({"a:1": rpc_error(UNAVAILABLE)})
+    assert await asyncio.gather(*(plane.call() for _ in range(5))) == ["from b:1"] * 5
+
+
+async def test_single_silent_address_is_connected_anew() -> None:
+    """A balancer's address may lead to another replica: what it did not answer on is dropped."""
+    opened: list[Channel] = []
+    replicas = replicas_of(opened=opened)
+    first = replicas.in_use()
+    await replicas.leave(first, silent=True)
+    second = replicas.in_use()
+    assert second is not first
+    await replicas.leave(second)
+    assert replicas.in_use() is second
+    # Others may still wait for what they asked there; not for ever.
+    assert [channel.closed for channel in opened] == [False, False]
+    await replicas.leave(second, silent=True)
+    assert [channel.closed for channel in opened] == [True, False]
+
+
+async def test_clients_do_not_all_choose_the_same_replica() -> None:
+    """The order is shuffled for each client."""
+    first = {Replicas(THREE).in_use().address for _ in range(100)}
+    assert first == {"a:1", "b:1", "c:1"}
+
+
+async def test_watch_goes_on_at_another_replica() -> None:
+    """A watch that ends, or breaks, is resumed elsewhere by its revision."""
+    watches = {
+        "a:1": Watch([upserted("a", 3), synced(9)]),
+        "b:1": Watch([upserted("b", 11), UNAVAILABLE]),
+        "c:1": Watch([upserted("c", 12), grpc.StatusCode.RESOURCE_EXHAUSTED], [synced(13)]),
+    }
+    events = calls_of(lambda address: watches[address], target=THREE).watch(
+        itself, lambda after: engine_pb2.WatchEnginesRequest(after_revision=after), _event
+    )
+    assert [shown(await anext(events)) for _ in range(5)] == [("a", 3), 9, ("b", 11), ("c", 12), 13]
+    await events.aclose()
+    assert watches["b:1"].resumed_after == [9]
+    # A reader that was cut for its slowness does better nowhere else.
+    assert watches["c:1"].resumed_after == [11, 12]
+
+
+async def test_silent_watch_is_left() -> None:
+    """A watch without even a bookmark for minutes is taken for dead, and resumed elsewhere."""
+    clock = FakeClock()
+
+    class Mute:
+        def __init__(self, _: Any) -> None:
+            self._over = asyncio.Event()
+
+        def __aiter__(self) -> AsyncIterator[Message]:
+            return self.messages()
+
+        async def messages(self) -> AsyncIterator[Message]:
+            yield synced(7)
+            await self._over.wait()
+            raise asyncio.CancelledError
+
+        def cancel(self) -> None:
+            self._over.set()
+
+    lively = Watch([upserted("b", 8)])
+    events = calls_of(lambda at: Mute if at == "a:1" else lively, clock, "a:1,b:1").watch(
+        itself, lambda after: engine_pb2.WatchEnginesRequest(after_revision=after), _event
+    )
+    assert shown(await anext(events)) == 7
+    following = asyncio.ensure_future(anext(events))
+    await clock.advance(89.0)
+    assert not following.done()
+    await clock.advance(100.0)
+    assert shown(await following) == ("b", 8)
+    assert lively.resumed_after == [7]
+    await events.aclose()

@@ -10,19 +10,28 @@ from kvplane.client.addresses import normalize_target
 if TYPE_CHECKING:
     import grpc.aio
 
-# Names and values are gRPC's. Keepalive finds peers that vanished without a word, within
-# 40 s and only while a call is open; reconnecting is quick because the plane is near; no
-# proxy, because environments that set one for the web rarely mean it for their cluster; no
-# limit on answers, which a list of leases with their handles can make large.
-_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+# A name with several addresses is a plane of several replicas: its clients spread over them.
+_SERVICE_CONFIG = '{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}'
+
+# Names and values are gRPC's. Pings while a call is open find a peer that vanished without a
+# word, or is frozen, within 3.5 s: before calls and heartbeats give up their waiting, so that
+# they are in time to go elsewhere. (gRPC waits for the answer to a ping for ping_timeout, a
+# minute by default, whatever keepalive_timeout says.) A connection must stand within a second,
+# and reconnecting is quick, because the plane is near; no proxy, because environments that set
+# one for the web rarely mean it for their cluster; no limit on answers, which a list of leases
+# with their handles can make large.
+_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    ("grpc.keepalive_time_ms", 1_500),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 2_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 3_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
+    ("grpc.service_config", _SERVICE_CONFIG),
 )
 
 

@@ -3,8 +3,9 @@
 What the link promises:
 - Every change of a retention reaches the plane at least once, in its latest form. A change is
   taken off only when the frame that carried it was answered.
-- Trouble on the network never leaves `run`: the link backs off, opens a new stream and starts
-  it with a full report. The engine serves on meanwhile.
+- Trouble on the network never leaves `run`: the link backs off, opens a new stream, at another
+  replica of the plane if there are several, and starts it with a full report. The engine keeps
+  its registration, and serves on meanwhile.
 - Durations in directives are counted from when the answered frame was sent.
 
 What it does not promise: that a change is reported once only, or that the plane saw a
@@ -17,13 +18,19 @@ import uuid
 from collections.abc import Callable
 
 from kvplane.api.engine.v1 import engine_pb2
-from kvplane.client.addresses import normalize_target
+from kvplane.client.addresses import normalize_targets
 from kvplane.client.backoff import Backoff
 from kvplane.client.channel import Tls
 from kvplane.client.clock import Clock, SystemClock
 from kvplane.client.engine_wire import directives_of, duration_of, frame_of, seconds_of
-from kvplane.client.errors import FencedError, KvplaneClientError
-from kvplane.client.frames import exchange_within, until, wait_set, within
+from kvplane.client.errors import (
+    AnswerTimeoutError,
+    FencedError,
+    KvplaneClientError,
+    UnavailableError,
+    moves_on,
+)
+from kvplane.client.frames import StreamEnded, exchange_within, until, wait_set, within
 from kvplane.client.outage import Outage
 from kvplane.client.registration import Registration, registration_of
 from kvplane.client.retention import RetentionSource
@@ -48,7 +55,8 @@ class EngineLink:
     belong to a thread of a host that knows nothing of asyncio; nothing global is touched.
 
     Args:
-        target: Address of EngineService, `host:port`.
+        target: Address of EngineService, `host:port`; several, separated by commas, for a plane
+            of several replicas.
         engine_id: Last part of the engine's resource name.
         engine: What to register.
         source: The engine's retentions and load.
@@ -59,7 +67,7 @@ class EngineLink:
         on_registered: Called after each registration, in the event loop.
 
     Raises:
-        ValueError: `target` is not an address.
+        ValueError: An address is not `host:port`.
 
     """
 
@@ -76,7 +84,7 @@ class EngineLink:
         transport: EngineTransport | None = None,
         on_registered: Callable[[Registration], None] | None = None,
     ) -> None:
-        self._target = normalize_target(target)
+        self._target = normalize_targets(target)
         self._engine_id = engine_id
         self._engine = engine
         self._source = source
@@ -100,6 +108,7 @@ class EngineLink:
         self._registration: Registration | None = None
         self._drain_requested = False
         self._connected = False
+        self._stream: HeartbeatStream | None = None
 
     def __repr__(self) -> str:
         """For logs."""
@@ -179,8 +188,16 @@ class EngineLink:
             name=registration.name, epoch=registration.epoch
         )
         seconds = self._timing.close_timeout
+
+        async def deregister() -> None:
+            try:
+                await transport.deregister(request, seconds=seconds)
+            except UnavailableError:
+                await transport.leave()
+                await transport.deregister(request, seconds=seconds)
+
         try:
-            await within(seconds, transport.deregister(request, seconds=seconds), clock=self._clock)
+            await within(seconds, deregister(), clock=self._clock)
         except KvplaneClientError as error:
             _log.info("%s could not deregister and will lapse: %s", registration.name, error)
 
@@ -192,7 +209,7 @@ class EngineLink:
                 try:
                     registration = await self._register(transport)
                 except KvplaneClientError as error:
-                    await self._after_trouble(error)
+                    await self._after_trouble(transport, error)
                     continue
             try:
                 await self._beat(transport, registration)
@@ -205,8 +222,13 @@ class EngineLink:
             except FencedError:
                 self._fenced = True
                 raise
+            except StreamEnded:
+                _log.info("%s: a replica of %s ends the stream", self._engine_id, self._target)
+                self._connected = False
+                await transport.leave()
+                await self._clock.sleep(self._backoff.next())
             except KvplaneClientError as error:
-                await self._after_trouble(error)
+                await self._after_trouble(transport, error)
 
     def _dial(self) -> EngineTransport:
         # gRPC starts threads, which a host that forks before `run` must not have.
@@ -215,9 +237,11 @@ class EngineLink:
         self._transport = GrpcEngineTransport(self._target, tls=self._tls)
         return self._transport
 
-    async def _after_trouble(self, error: KvplaneClientError) -> None:
+    async def _after_trouble(self, transport: EngineTransport, error: KvplaneClientError) -> None:
         self._outage.goes_on(error)
         self._connected = False
+        if moves_on(error):
+            await transport.leave(silent=isinstance(error, AnswerTimeoutError))
         await self._clock.sleep(max(self._backoff.next(), error.retry_after or 0.0))
 
     async def _register(self, transport: EngineTransport) -> Registration:
@@ -242,7 +266,9 @@ class EngineLink:
         return registration
 
     async def _beat(self, transport: EngineTransport, registration: Registration) -> None:
-        stream = transport.open()
+        stream = self._stream = transport.open()
+        # An end is noticed at once, not at the next heartbeat.
+        stream.on_over(lambda: self._wake.set() if self._stream is stream else None)
         full = True
         try:
             while True:
@@ -252,6 +278,7 @@ class EngineLink:
                 if not full:
                     await wait_set(self._wake, interval, clock=self._clock)
         finally:
+            self._stream = None
             stream.cancel()
 
     async def _exchange(

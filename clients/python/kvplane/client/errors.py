@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     import grpc.aio
 
 _DETAILS_KEY = "grpc-status-details-bin"
+# After these another replica may do better. All others are answers to the call itself.
+_LEAVING = frozenset(
+    {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL", "DATA_LOSS"}
+)
 _FENCED_REASONS = frozenset({"LEASE_FENCED", "EPOCH_STALE"})
 
 
@@ -113,6 +117,11 @@ _BY_CODE: dict[str, type[KvplaneClientError]] = {
     "DEADLINE_EXCEEDED": AnswerTimeoutError,
     "OUT_OF_RANGE": WatchCompactedError,
 }
+
+
+def moves_on(error: KvplaneClientError) -> bool:
+    """Whether another replica of the plane may do better than the one that failed so."""
+    return error.code in _LEAVING
 
 
 def error_of(code: str, message: str, **details: Any) -> KvplaneClientError:

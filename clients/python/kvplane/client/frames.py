@@ -5,11 +5,11 @@ grpc_frames.py; tests bring their own.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from kvplane.client.clock import Clock
-from kvplane.client.errors import AnswerTimeoutError, KvplaneClientError
+from kvplane.client.errors import AnswerTimeoutError, KvplaneClientError, UnavailableError
 
 
 class Sequenced(Protocol):
@@ -26,6 +26,13 @@ Response_co = TypeVar("Response_co", bound=Sequenced, covariant=True)
 Result = TypeVar("Result")
 
 
+class StreamEnded(UnavailableError):
+    """The plane ended the stream in good order: it is about to stop."""
+
+    def __init__(self) -> None:
+        super().__init__("the plane ended the stream", code="UNAVAILABLE")
+
+
 class FrameStream(Protocol[Request_contra, Response_co]):
     """One open stream."""
 
@@ -33,9 +40,14 @@ class FrameStream(Protocol[Request_contra, Response_co]):
         """Sends a frame and returns the next answer.
 
         Raises:
+            StreamEnded: The plane ended the stream in good order; open another.
             KvplaneClientError: The stream is over; open another.
 
         """
+        ...
+
+    def on_over(self, callback: Callable[[], None]) -> None:
+        """Calls back in the event loop once the stream is over, if only because of `cancel`."""
         ...
 
     def cancel(self) -> None:

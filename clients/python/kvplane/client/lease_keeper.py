@@ -15,13 +15,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from kvplane.api.lease.v1 import lease_pb2
-from kvplane.client.addresses import normalize_target
+from kvplane.client.addresses import normalize_targets
 from kvplane.client.backoff import Backoff
 from kvplane.client.channel import Tls
 from kvplane.client.clock import Clock, SystemClock
 from kvplane.client.engine_wire import duration_of, seconds_of
-from kvplane.client.errors import KvplaneClientError
-from kvplane.client.frames import exchange_within, until, wait_set
+from kvplane.client.errors import (
+    AnswerTimeoutError,
+    KvplaneClientError,
+    UnavailableError,
+    moves_on,
+)
+from kvplane.client.frames import StreamEnded, exchange_within, until, wait_set, within
 from kvplane.client.kept_lease import KeptLease, LostReason
 from kvplane.client.names import lease_name
 from kvplane.client.outage import Outage
@@ -38,7 +43,8 @@ class LeaseKeeper:
     """Claims leases for one holder. Use from one event loop: `run()` in a task that you own.
 
     Args:
-        target: Address of LeaseService, `host:port`.
+        target: Address of LeaseService, `host:port`; several, separated by commas, for a plane
+            of several replicas.
         holder: Who claims, for example `agents/7`. At most 256 bytes.
         on_lost: Called once, in the event loop, for each lease that may not be used any more.
         timing: Durations.
@@ -47,7 +53,7 @@ class LeaseKeeper:
         transport: Replaces gRPC, for tests.
 
     Raises:
-        ValueError: `target` is not an address.
+        ValueError: An address is not `host:port`.
 
     """
 
@@ -62,7 +68,7 @@ class LeaseKeeper:
         clock: Clock | None = None,
         transport: RenewalTransport | None = None,
     ) -> None:
-        self._target = normalize_target(target)
+        self._target = normalize_targets(target)
         self._holder = holder
         self._on_lost = on_lost
         self._timing = timing or KeeperTiming()
@@ -82,6 +88,7 @@ class LeaseKeeper:
         self._idle.set()
         self._sequence = 0
         self._undecided = False
+        self._stream: RenewalStream | None = None
 
     def __repr__(self) -> str:
         """For logs."""
@@ -158,15 +165,23 @@ class LeaseKeeper:
             await transport.aclose()
 
     async def _drop_at_last(self, transport: RenewalTransport) -> None:
+        async def drop() -> None:
+            try:
+                await self._drop_all(transport)
+            except UnavailableError:
+                await transport.leave()
+                await self._drop_all(transport)
+
+        try:
+            await within(self._timing.close_timeout, drop(), clock=self._clock)
+        except KvplaneClientError as error:
+            _log.info("%s: claims could not be dropped and will lapse: %s", self._holder, error)
+
+    async def _drop_all(self, transport: RenewalTransport) -> None:
         stream = transport.open()
         try:
             for batch in _batches(tuple(self._dropped.values())):
-                frame = self._frame(batch, drop=True)
-                await exchange_within(
-                    stream, frame, seconds=self._timing.close_timeout, clock=self._clock
-                )
-        except KvplaneClientError as error:
-            _log.info("%s: claims could not be dropped and will lapse: %s", self._holder, error)
+                await self._exchange(stream, batch, drop=True)
         finally:
             stream.cancel()
 
@@ -178,21 +193,32 @@ class LeaseKeeper:
     async def _renew(self) -> None:
         transport = self._transport or self._dial()
         while True:
-            stream: RenewalStream | None = None
             try:
                 while True:
                     self._wake.clear()
                     interval = math.inf
                     if self._kept or self._dropped:
-                        stream = stream or transport.open()
-                        interval = await self._renew_all(stream)
+                        interval = await self._renew_all(self._stream or self._open(transport))
                     await wait_set(self._wake, interval, clock=self._clock)
+            except StreamEnded:
+                _log.info("%s: a replica of %s ends the stream", self._holder, self._target)
+                await transport.leave()
+                await self._clock.sleep(self._backoff.next())
             except KvplaneClientError as error:
                 self._outage.goes_on(error)
+                if moves_on(error):
+                    await transport.leave(silent=isinstance(error, AnswerTimeoutError))
                 await self._clock.sleep(max(self._backoff.next(), error.retry_after or 0.0))
             finally:
-                if stream is not None:
+                if self._stream is not None:
+                    stream, self._stream = self._stream, None
                     stream.cancel()
+
+    def _open(self, transport: RenewalTransport) -> RenewalStream:
+        stream = self._stream = transport.open()
+        # An end is noticed at once, not at the next renewal.
+        stream.on_over(lambda: self._wake.set() if self._stream is stream else None)
+        return stream
 
     def _dial(self) -> RenewalTransport:
         # gRPC starts threads, which a host that forks before `run` must not have.

@@ -3,13 +3,11 @@
 from types import TracebackType
 from typing import Self
 
-import grpc.aio
-
-from kvplane.client.calls import ServiceCalls
-from kvplane.client.channel import Tls, open_channel
+from kvplane.client.channel import Tls
 from kvplane.client.clock import Clock, SystemClock
 from kvplane.client.engines import Engines
 from kvplane.client.leases import Leases
+from kvplane.client.replicas import Replicas
 from kvplane.client.router import Router
 from kvplane.client.sessions import Sessions
 
@@ -17,12 +15,16 @@ from kvplane.client.sessions import Sessions
 class Plane:
     """Speaks to a plane. Use as an asynchronous context manager, in one event loop.
 
+    Each address may be several, `host:port,host:port`: those of a plane's replicas, or a name
+    that has several. One is used until it fails. Calls that may be repeated then go to another,
+    those with a request id included, and watches resume there.
+
     Args:
         target: Address of all services, `host:port`.
         leases: Address of LeaseService and EngineService, where it is another.
         registry: Address of SessionService, where it is another.
         router: Address of RouterService, where it is another.
-        timeout: Deadline of each unary call, in seconds.
+        timeout: Deadline of each unary call, its repetitions included, in seconds.
         tls: Encryption; None for none.
         clock: Time, for tests.
 
@@ -49,18 +51,17 @@ class Plane:
         clock: Clock | None = None,
     ) -> None:
         self._target = target
-        self._timeout = timeout
         self._tls = tls
-        self._clock: Clock = clock or SystemClock()
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self.engines = Engines(*self._reach(leases))
-        self.leases = Leases(*self._reach(leases))
-        self.sessions = Sessions(*self._reach(registry))
-        self.router = Router(*self._reach(router))
+        self._replicas: dict[str, Replicas] = {}
+        timing: Clock = clock or SystemClock()
+        self.engines = Engines(self._reach(leases), timeout=timeout, clock=timing)
+        self.leases = Leases(self._reach(leases), timeout=timeout, clock=timing)
+        self.sessions = Sessions(self._reach(registry), timeout=timeout, clock=timing)
+        self.router = Router(self._reach(router), timeout=timeout, clock=timing)
 
     def __repr__(self) -> str:
         """For logs."""
-        return f"Plane({', '.join(self._channels)})"
+        return f"Plane({', '.join(self._replicas)})"
 
     async def __aenter__(self) -> Self:
         """The plane itself."""
@@ -77,13 +78,11 @@ class Plane:
 
     async def aclose(self) -> None:
         """Closes the connections; calls in flight fail. Idempotent."""
-        for channel in self._channels.values():
-            await channel.close(None)
+        for replicas in self._replicas.values():
+            await replicas.aclose()
 
-    def _reach(self, override: str | None) -> tuple[grpc.aio.Channel, ServiceCalls]:
+    def _reach(self, override: str | None) -> Replicas:
         target = override or self._target
-        if target not in self._channels:
-            self._channels[target] = open_channel(target, tls=self._tls)
-        return self._channels[target], ServiceCalls(
-            target=target, timeout=self._timeout, clock=self._clock
-        )
+        if target not in self._replicas:
+            self._replicas[target] = Replicas(target, tls=self._tls)
+        return self._replicas[target]

@@ -20,7 +20,8 @@ class SyncPlane:
                 ...
 
     Args:
-        target: Address of all services, `host:port`.
+        target: Address of all services, `host:port`; several, separated by commas, for a plane
+            of several replicas.
         options: The keyword arguments of `Plane`.
 
     Raises:

@@ -21,7 +21,7 @@ class LinkTiming:
 
     registration_ttl: float | None = None
     answer_timeout: float = 5.0
-    first_backoff: float = 0.1
+    first_backoff: float = 0.3
     longest_backoff: float = 3.0
     close_timeout: float = 2.0
 
@@ -49,7 +49,7 @@ class KeeperTiming:
     margin: float = 1.0
     unanswered_ttl: float = 10.0
     answer_timeout: float = 5.0
-    first_backoff: float = 0.1
+    first_backoff: float = 0.3
     longest_backoff: float = 3.0
     close_timeout: float = 2.0
 

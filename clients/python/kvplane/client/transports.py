@@ -29,8 +29,18 @@ class EngineTransport(Protocol):
         """Opens a HeartbeatEngine stream."""
         ...
 
+    async def leave(self, *, silent: bool = False) -> None:
+        """Uses another replica from the next call or stream on, if there is one.
+
+        Args:
+            silent: The one in use did not answer. Where it is the only address, it is at least
+                connected to anew.
+
+        """
+        ...
+
     async def aclose(self) -> None:
-        """Closes the connection."""
+        """Closes the connections."""
         ...
 
 
@@ -41,6 +51,16 @@ class RenewalTransport(Protocol):
         """Opens a RenewLeases stream."""
         ...
 
+    async def leave(self, *, silent: bool = False) -> None:
+        """Uses another replica from the next call or stream on, if there is one.
+
+        Args:
+            silent: The one in use did not answer. Where it is the only address, it is at least
+                connected to anew.
+
+        """
+        ...
+
     async def aclose(self) -> None:
-        """Closes the connection."""
+        """Closes the connections."""
         ...

@@ -1,0 +1,123 @@
+"""A plane's replicas: the one that is in use, and who is next when it fails.
+
+gRPC finds a broken connection and makes it anew; to which of several addresses it cannot be told
+where they are names, nor that a replica accepts connections and answers nothing. So each address
+has a channel of its own, one is used until it fails, and then the next. The order is shuffled,
+so that a replica's clients spread over the others when it goes away.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, MutableSequence
+from typing import Any, Protocol, TypeVar
+
+import grpc.aio
+
+from kvplane.client.addresses import parse_targets
+from kvplane.client.channel import Tls, open_channel
+
+Stub = TypeVar("Stub")
+
+
+class Dial(Protocol):
+    """Opens a channel; see `open_channel`."""
+
+    def __call__(self, target: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
+        """Opens a channel to one address."""
+        ...
+
+
+class Replica:
+    """One address of a plane, and the channel to it."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self.address = address
+        self.channel = channel
+        self._stubs: dict[Any, Any] = {}
+
+    def stub(self, kind: Callable[[grpc.aio.Channel], Stub]) -> Stub:
+        """The stub of a service on this channel."""
+        if kind not in self._stubs:
+            self._stubs[kind] = kind(self.channel)
+        stub: Stub = self._stubs[kind]
+        return stub
+
+
+class Replicas:
+    """Channels to the replicas of one plane, of which one is in use. In one event loop.
+
+    Args:
+        target: Their addresses, `host:port,host:port`.
+        tls: Encryption; None for none.
+        dial: Opens channels, for tests.
+        shuffle: Shuffles the order in place, for tests.
+
+    Raises:
+        ValueError: An address is not `host:port`.
+
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        tls: Tls | None = None,
+        dial: Dial = open_channel,
+        shuffle: Callable[[MutableSequence[str]], None] = random.shuffle,
+    ) -> None:
+        addresses = list(parse_targets(target))
+        self.target = ",".join(addresses)
+        shuffle(addresses)
+        self._addresses = addresses
+        self._tls = tls
+        self._dial = dial
+        self._place = 0
+        self._open: dict[str, Replica] = {}
+        self._given_up: Replica | None = None
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def in_use(self) -> Replica:
+        """The replica to call. Its channel connects at the first call."""
+        address = self._addresses[self._place]
+        if address not in self._open:
+            self._open[address] = Replica(address, self._dial(address, tls=self._tls))
+        return self._open[address]
+
+    def at(self, address: str) -> Replica | None:
+        """The replica at an address that was in use, or None."""
+        return self._open.get(address)
+
+    async def leave(self, replica: Replica, *, silent: bool = False) -> None:
+        """Another replica is in use from now on, if this one was.
+
+        Args:
+            replica: The one that failed. Many calls fail with it; the first one counts.
+            silent: It did not answer. A single address, which may be a balancer's or a name with
+                several, then gets a new connection.
+
+        """
+        if self._open.get(self._addresses[self._place]) is not replica:
+            return
+        self._place = (self._place + 1) % len(self._addresses)
+        if silent and len(self._addresses) == 1:
+            del self._open[replica.address]
+            # What other calls still wait for there may come yet; what came before may not.
+            before, self._given_up = self._given_up, replica
+            if before is not None:
+                await before.channel.close(None)
+
+    async def aclose(self) -> None:
+        """Closes the connections; calls in flight fail. Idempotent."""
+        for replica in (*self._open.values(), *((self._given_up,) if self._given_up else ())):
+            await replica.channel.close(None)
+
+
+def is_own_cancellation() -> bool:
+    """Whether a CancelledError that was just caught is for the current task.
+
+    Closing a channel cancels the calls on it, which looks the same to those who wait for them.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
