@@ -86,7 +86,8 @@ class EngineLoad:
 class Engine:
     """One vLLM engine (one data-parallel rank) as registered.
 
-    `engine_id` is the last part of the resource name `engines/{engine}`.
+    `engine_id` is the last part of the resource name `engines/{engine}`. `drain_requested` stays
+    when the engine is lost, so that it drains on when it comes back.
     """
 
     engine_id: str
@@ -104,6 +105,7 @@ class Engine:
     load: EngineLoad = EngineLoad()
     create_time: dt.datetime | None = None
     expire_time: dt.datetime | None = None
+    drain_requested: bool = False
 
     @property
     def name(self) -> str:

@@ -90,6 +90,7 @@ def engine_from_wire(message: pb.Engine, *, engine_id: str | None = None) -> Eng
         load=load_from_wire(message.load),
         create_time=moment_of(message.create_time),
         expire_time=moment_of(message.expire_time),
+        drain_requested=message.drain_requested,
     )
 
 
@@ -114,6 +115,7 @@ def engine_to_wire(engine: Engine) -> pb.Engine:
         data_parallel_size=engine.data_parallel_size,
         labels=dict(engine.labels),
         load=load_to_wire(engine.load),
+        drain_requested=engine.drain_requested,
     )
     if engine.nixl is not None:
         message.nixl.host = engine.nixl.host
