@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from kvplane_services.adapters.memory import MemoryStore, MemoryTable
-from kvplane_services.adapters.memory_anchors import anchor_gone
 from kvplane_services.errors import Unavailable
+from kvplane_services.store.commits import anchor_gone
 from kvplane_services.store.losses import Losses
 from kvplane_services.store.ports import (
     Delete,

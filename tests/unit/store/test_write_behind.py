@@ -72,7 +72,7 @@ async def test_a_store_that_hangs_is_waited_for_a_moment() -> None:
         writer.journal.put("a", "1")
 
         assert not await writer.settled_after(0.2)
-        assert await writer.settled_after(0.3)
+        assert await writer.settled_after(0.25)
 
         writer.store.heal()
         await writer.clock.advance(10)
