@@ -240,6 +240,13 @@ class GatewaySection(Section):
         gt=0,
         description="Longest silence of an answer that does not stream, seconds.",
     )
+    drain_delay: float = Field(
+        default=0.0,
+        ge=0,
+        le=600,
+        description="Seconds that new turns are still taken after a stop was asked for and /readyz "
+        "turned; longer than a balancer in front takes to notice.",
+    )
     shutdown_grace: float = Field(
         default=30.0,
         ge=0,

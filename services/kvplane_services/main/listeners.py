@@ -84,7 +84,12 @@ async def serving_gateway(
     _refuse_taken(address)
     try:
         async with listening(
-            app, host=address.host, port=address.port, shutdown_grace=config.shutdown_grace
+            app,
+            host=address.host,
+            port=address.port,
+            shutdown_grace=config.shutdown_grace,
+            clock=clock,
+            drain_delay=config.drain_delay,
         ) as (host, port):
             say(f"HTTP ready on http://{ListenAddress(host, port)}")
             yield

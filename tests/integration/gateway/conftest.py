@@ -65,7 +65,13 @@ def make_gateway() -> GatewayMaker:
             )
             stack.callback(telemetry.close)
             _, port = await stack.enter_async_context(
-                listening(app, host="127.0.0.1", port=0, shutdown_grace=config.shutdown_grace)
+                listening(
+                    app,
+                    host="127.0.0.1",
+                    port=0,
+                    shutdown_grace=config.shutdown_grace,
+                    clock=SystemClock(),
+                )
             )
             session = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
