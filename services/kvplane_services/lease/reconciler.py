@@ -148,7 +148,7 @@ class Reconciler:
         for record in self._ledger.on_engine(engine.engine_id):
             if record.lease.retention_id not in held:
                 # Nothing but pressure makes an engine free blocks before their time.
-                early = now < record.renewed_at + record.ttl
+                early = now < self._ledger.deadline(record) - self._config.grace
                 reason = EndReason.RECLAIMED if early else EndReason.EXPIRED
                 self._ledger.end(record, reason, now)
 

@@ -87,6 +87,19 @@ async def test_what_a_full_report_leaves_out_after_its_time_expired(plane: State
     assert plane.manager.get(lease.name).end_reason is EndReason.EXPIRED
 
 
+async def test_what_an_engine_would_hold_longer_than_the_ttl_did_not_expire_before(
+    plane: StatePlane,
+) -> None:
+    """Nothing is called expired before its engine's own time, however long that is."""
+    engine = await plane.register(ttl=300.0)
+    lease = await plane.held_lease(engine, full(retention_of(remaining=60.0)))
+    await plane.clock.advance(31)
+
+    await plane.report(engine, full())
+
+    assert plane.manager.get(lease.name).end_reason is EndReason.RECLAIMED
+
+
 async def test_a_full_report_tells_the_reasons_it_knows(plane: StatePlane) -> None:
     """The engine's own word stands before the plane's inference."""
     engine = await plane.register()
