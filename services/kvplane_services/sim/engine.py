@@ -200,6 +200,7 @@ class SimEngine:
         return HttpServer(
             model=ServedModel(config.model, min(config.shape.max_model_len, room)),
             scheduler=scheduler,
+            retentions=self._retentions,
             counters=self._counters,
             faults=self._faults,
             faults_changed=self._apply_faults,

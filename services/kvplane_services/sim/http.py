@@ -23,6 +23,7 @@ from kvplane_services.sim.openai import (
 )
 from kvplane_services.sim.pace import Pace
 from kvplane_services.sim.request import FinishReason, Output, Request
+from kvplane_services.sim.retentions import RetentionTable
 from kvplane_services.sim.scheduler import Scheduler
 from kvplane_services.sim.tokenizer import decode
 from kvplane_services.sim.writer import FaultyWriter
@@ -44,6 +45,7 @@ class HttpServer:
     Args:
         model: What is served.
         scheduler: Runs the requests.
+        retentions: For /sim/retentions.
         counters: For /metrics.
         faults: What goes wrong, on request.
         faults_changed: Called after they were changed.
@@ -58,6 +60,7 @@ class HttpServer:
         *,
         model: ServedModel,
         scheduler: Scheduler,
+        retentions: RetentionTable,
         counters: Counters,
         faults: FaultSet,
         faults_changed: Callable[[], None],
@@ -67,6 +70,7 @@ class HttpServer:
     ) -> None:
         self._model = model
         self._scheduler = scheduler
+        self._retentions = retentions
         self._counters = counters
         self._faults = faults
         self._faults_changed = faults_changed
@@ -84,6 +88,7 @@ class HttpServer:
         router.add_get("/v1/models", self._models)
         router.add_post("/v1/chat/completions", self._chat)
         router.add_post("/v1/completions", self._completion)
+        router.add_get("/sim/retentions", self._list_retentions)
         router.add_get("/sim/faults", self._list_faults)
         router.add_post("/sim/faults", self._set_faults)
         return application
@@ -109,6 +114,21 @@ class HttpServer:
 
     async def _completion(self, http: web.Request) -> web.StreamResponse:
         return await self._generate(http, CompletionBody)
+
+    async def _list_retentions(self, _: web.Request) -> web.Response:
+        """What is held for sessions, which is the truth that a plane must agree with."""
+        held = [
+            {
+                "retention_id": one.retention_id,
+                "session_id": one.mark.session_id,
+                "lease": one.lease,
+                "fencing_token": one.fencing_token,
+                "releasing": one.release_reason is not None,
+            }
+            for one in self._retentions
+            if one.mark is not None
+        ]
+        return web.json_response({"retentions": held})
 
     async def _list_faults(self, _: web.Request) -> web.Response:
         return web.json_response({"faults": self._faults.describe()})
