@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kvplane_services.clock import Clock
 from kvplane_services.deadlines import Deadlines
-from kvplane_services.errors import Unavailable
+from kvplane_services.store.commits import anchor_gone
 from kvplane_services.store.losses import Losses
 
 
@@ -95,11 +95,3 @@ class MemoryAnchors:
         ended = self._anchors.pop(name, None)
         if ended is not None:
             self._remove(ended.values)
-
-
-def anchor_gone(anchor: str) -> Unavailable:
-    """What every store raises for a write on an anchor that it does not have."""
-    return Unavailable(
-        f"the store no longer has the anchor {anchor}: what hangs on it is put back on a new one",
-        retry_after=0.5,
-    )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvplane_services.errors import Conflict, GuardFailed
+from kvplane_services.errors import Conflict, GuardFailed, Unavailable
 from kvplane_services.store.ports import MAX_CHANGES, MAX_GUARDS, Delete, Guard, Put
 
 
@@ -60,4 +60,12 @@ def guard_failed(guard: Guard) -> GuardFailed:
         f"{guard.table} {guard.key} is no longer at revision {guard.revision}: another replica "
         "has taken over",
         key=guard.key,
+    )
+
+
+def anchor_gone(anchor: str) -> Unavailable:
+    """What is raised for a write on an anchor that the store does not have."""
+    return Unavailable(
+        f"the store no longer has the anchor {anchor}: what hangs on it is put back on a new one",
+        retry_after=0.5,
     )

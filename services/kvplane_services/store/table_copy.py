@@ -47,7 +47,7 @@ class TableCopy(Generic[T]):
         self._patience = patience
         self._items: dict[str, Versioned[T]] = {}
         self._early: EarlyValues[T] = EarlyValues()
-        self._revision = revision
+        self._revision = self._started = revision
         self._log: deque[Upserted[T] | Removed] = deque(maxlen=backlog)
         self._logged = 0
         self._compacted = revision
@@ -64,6 +64,11 @@ class TableCopy(Generic[T]):
     def revision(self) -> int:
         """Revision of the store that the copy is at."""
         return self._revision
+
+    @property
+    def started(self) -> int:
+        """Revision of the store that the copy began with, or started over with last."""
+        return self._started
 
     def find(self, key: str) -> Versioned[T] | None:
         """The value, or None."""
@@ -163,7 +168,7 @@ class TableCopy(Generic[T]):
         """
         self._items = {item.key: item for item in items}
         self._log.clear()
-        self._revision = self._compacted = revision
+        self._revision = self._started = self._compacted = revision
         self._generation += 1
         self._early.drop(learnt or {})
         self._early.reached(revision)

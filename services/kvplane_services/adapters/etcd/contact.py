@@ -1,0 +1,99 @@
+"""Whether etcd can be reached, as the calls and streams of this process find it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from kvplane.client.backoff import Backoff
+from kvplane_services.adapters.etcd.backend import LeaseGone
+from kvplane_services.clock import Clock
+from kvplane_services.errors import StoreRefused, Unavailable
+
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+# A caller that gave up after that long may have met an etcd that is away.
+_SUSPICIOUS = 0.1
+_RETRY_AFTER = 1.0
+
+
+class Contact:
+    """Counts what was tried. `reachable` is False from the first failure until something works.
+
+    Only what needs a quorum counts as working: a node that is cut from the others still sends
+    what it knows on open streams.
+
+    Args:
+        probe: Asks etcd for something that needs a quorum.
+        clock: Times probes.
+
+    """
+
+    def __init__(self, *, probe: Callable[[], Awaitable[object]], clock: Clock) -> None:
+        self._probe = probe
+        self._clock = clock
+        self._reachable = True
+        self._since = clock.now()
+        self._doubt = asyncio.Event()
+
+    @property
+    def reachable(self) -> bool:
+        """See `Store.reachable`."""
+        return self._reachable
+
+    async def ask(self, call: Awaitable[R]) -> R:
+        """The result of a call that needs a quorum.
+
+        Raises:
+            LeaseGone: As the call.
+            Unavailable: As the call; or etcd no longer takes this process's password or
+                certificate, which an operator may set right while it runs.
+
+        """
+        started = self._clock.now()
+        try:
+            result = await call
+        except LeaseGone:
+            self._answered()
+            raise
+        except (Unavailable, StoreRefused) as error:
+            raise self.failed(error) from error
+        except asyncio.CancelledError:
+            # It was not etcd that said no, but its silence may be why the caller gave up.
+            if self._clock.now() - started >= _SUSPICIOUS:
+                self._doubt.set()
+            raise
+        self._answered()
+        return result
+
+    def failed(self, error: Unavailable | StoreRefused) -> Unavailable:
+        """Notes that a call or stream failed, and returns what to raise for it."""
+        if self._reachable:
+            self._reachable = False
+            self._since = self._clock.now()
+            _log.warning("the store is away: %s", error.message)
+        self._doubt.set()
+        if isinstance(error, Unavailable):
+            return error
+        return Unavailable(error.message, retry_after=_RETRY_AFTER)
+
+    async def run(self) -> None:
+        """Asks etcd while it is away or in doubt, until cancelled."""
+        backoff = Backoff(first=0.2, longest=2.0)
+        while True:
+            await self._doubt.wait()
+            self._doubt.clear()
+            try:
+                await self.ask(self._probe())
+            except Unavailable:
+                await self._clock.sleep(backoff.next())
+            else:
+                backoff.reset()
+
+    def _answered(self) -> None:
+        if not self._reachable:
+            self._reachable = True
+            away = self._clock.now() - self._since
+            _log.warning("the store answers again, after %.1f s", away)
