@@ -95,7 +95,7 @@ def cannot_decode(
                 retry_after=config.retry_after,
             )
         served = ", ".join(view.served_models())
-        if view.settling and not served:
+        if view.settling and not view.any_alive:
             return Unavailable(
                 "no engine has registered since this router started: retry if some are running, "
                 "else start one",

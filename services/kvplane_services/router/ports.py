@@ -40,5 +40,5 @@ class Router(Protocol):
         ...
 
     async def models(self) -> tuple[str, ...]:
-        """Models that some engine serves, sorted."""
+        """Models that some engine decodes, sorted: those whose turns can be served."""
         ...

@@ -131,17 +131,22 @@ class RouterView:
         return self._engine_by_name.get(name)
 
     def served_models(self) -> tuple[str, ...]:
-        """Models that some engine which is not lost serves, sorted."""
+        """Models that some engine decodes which is not lost, sorted: no turn ends without one."""
         return tuple(
             sorted(
                 {
                     model
                     for engine in self.engines()
-                    if engine.state is not EngineState.LOST
+                    if engine.state is not EngineState.LOST and engine.role.decodes
                     for model in engine.models
                 }
             )
         )
+
+    @property
+    def any_alive(self) -> bool:
+        """Whether any engine is registered and not lost."""
+        return any(engine.state is not EngineState.LOST for engine in self.engines())
 
     def ever_served(self, model: str) -> bool:
         """Whether any engine that was seen serves or served the model."""

@@ -112,6 +112,15 @@ async def test_removed_while_starting_over_is_gone_at_once() -> None:
     fleet.view.lapse()
 
 
+async def test_a_model_is_served_once_it_can_be_decoded() -> None:
+    """Prefill engines alone end no turn: a gateway is not ready with only those."""
+    fleet = Fleet(prefill())
+    assert fleet.view.served_models() == ()
+    assert fleet.view.any_alive
+    fleet.put(decode())
+    assert fleet.view.served_models() == ("m",)
+
+
 async def test_models_of_lost_engines_are_known_but_not_served() -> None:
     """A model whose engines are lost or gone is no longer listed, and not forgotten."""
     fleet = Fleet(decode("d", models=("b", "a")))
