@@ -114,6 +114,8 @@ _BY_CODE: dict[str, type[KvplaneClientError]] = {
     "ABORTED": ConflictError,
     "RESOURCE_EXHAUSTED": SaturatedError,
     "UNAVAILABLE": UnavailableError,
+    # Who cancels a call hears nothing of it; this is what a plane does as it stops.
+    "CANCELLED": UnavailableError,
     "DEADLINE_EXCEEDED": AnswerTimeoutError,
     "OUT_OF_RANGE": WatchCompactedError,
 }
