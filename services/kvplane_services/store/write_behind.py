@@ -3,13 +3,24 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from kvplane_services.clock import Clock, jittered, wait_set
 from kvplane_services.errors import Unavailable
-from kvplane_services.store.journal import Journal
 
 _log = logging.getLogger(__name__)
+
+
+class Unwritten(Protocol):
+    """Changes that wait to be written: a `Journal`, or what is made of one."""
+
+    def __len__(self) -> int:
+        """Changes that are not written yet."""
+        ...
+
+    async def flush(self) -> None:
+        """Writes them. Raises Unavailable, after which the rest still waits."""
+        ...
 
 
 class WriteBehind:
@@ -27,7 +38,7 @@ class WriteBehind:
     def __init__(
         self,
         *,
-        journal: Journal[Any],
+        journal: Unwritten,
         reachable: Callable[[], bool],
         clock: Clock,
         what: str,
@@ -48,11 +59,15 @@ class WriteBehind:
         self._written.clear()
         self._wake.set()
 
-    async def settle(self) -> None:
+    async def settle(self, patience: float | None = None) -> None:
         """Has what is noted written, and waits for it for a moment at most.
 
         Waits for nothing while the store is away. While `run` does not run, the caller itself
         writes.
+
+        Args:
+            patience: Seconds to wait at most, if not what this was made with.
+
         """
         if not len(self._journal):
             return
@@ -61,7 +76,8 @@ class WriteBehind:
             return
         self.wake()
         if self._reachable() and not self._away:
-            await wait_set(self._written, self._patience, clock=self._clock)
+            seconds = self._patience if patience is None else patience
+            await wait_set(self._written, seconds, clock=self._clock)
 
     async def run(self) -> None:
         """Writes until cancelled; after a failure again after a while, with jitter."""
