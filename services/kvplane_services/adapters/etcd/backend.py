@@ -94,17 +94,23 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """Events of one or more whole revisions, in order; none in a progress notice."""
+    """Events of one or more whole revisions, in order; none in a progress notice.
+
+    The header's revision is one up to which everything was delivered.
+    """
 
     header: Header
     events: tuple[Changed | Deleted, ...]
 
 
 class CompactedError(Exception):
-    """The revision to watch from is compacted; `revision` is the first that is still there."""
+    """Changes from the revision to watch from are compacted, or etcd has lost its newest history.
+
+    `revision` is one that is still there.
+    """
 
     def __init__(self, revision: int) -> None:
-        super().__init__(f"etcd has compacted everything before revision {revision}")
+        super().__init__(f"etcd has no changes from there on, but a state at revision {revision}")
         self.revision = revision
 
 
@@ -150,13 +156,14 @@ class EtcdBackend(Protocol):
         ...
 
     def watch(self, prefix: bytes, *, start_revision: int) -> AsyncIterator[WatchBatch]:
-        """Changes of keys with a prefix from a revision on, over one stream.
+        """Changes of keys with a prefix from a revision on; each watch is a stream of its own.
 
         The first batch comes as soon as the watch stands, empty if there is nothing yet, and
         progress notices come at least every 10 seconds.
 
         Raises:
-            CompactedError: `start_revision` is compacted.
+            CompactedError: Changes from `start_revision` on cannot be had: read everything.
+            StoreRefused: etcd will not serve this process.
             Unavailable: The stream broke, or was silent for too long. Watch again, from the
                 revision after the last one delivered.
 

@@ -1,0 +1,53 @@
+"""Where etcd is, and how this process proves who it is."""
+
+from dataclasses import dataclass, field
+
+from kvplane.client.addresses import normalize_targets
+from kvplane.client.channel import Tls
+
+# The oldest etcd that can be spoken to: it answers requests for progress on watches.
+OLDEST_VERSION = (3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdConfig:
+    """An etcd, and patience with it.
+
+    Attributes:
+        endpoints: Client addresses of its nodes, `host:port`; one or more.
+        user: Who this process is to etcd; empty if etcd asks nobody, or knows it by its
+            certificate.
+        password: Of the user.
+        tls: Encryption; None for none. With a key and a certificate of our own it is mutual.
+        timeout: Seconds within which a read is answered, with all its attempts.
+        try_timeout: Seconds within which a node answers, before another one is asked. A write
+            is tried once, so this is all it has.
+        silence: Seconds without a sign of life after which a stream counts as broken.
+
+    Raises:
+        ValueError: An endpoint is no address, a duration not positive, or the password has no
+            user. The message says what to do.
+
+    """
+
+    endpoints: tuple[str, ...]
+    user: str = ""
+    password: str = field(default="", repr=False)
+    tls: Tls | None = field(default=None, repr=False)
+    timeout: float = 6.0
+    try_timeout: float = 2.0
+    silence: float = 6.0
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ValueError("etcd needs at least one endpoint, host:port")
+        object.__setattr__(self, "endpoints", tuple(self.target.split(",")))
+        if self.password and not self.user:
+            raise ValueError("etcd's password is given without a user: name the user too")
+        if not 0 < self.try_timeout <= self.timeout or self.silence <= 0:
+            raise ValueError("etcd's durations are positive, and one try is within the timeout")
+
+    @property
+    def target(self) -> str:
+        """All endpoints, separated by commas, in their usual form."""
+        return normalize_targets(",".join(self.endpoints))

@@ -1,0 +1,159 @@
+"""What etcd and gRPC say when something fails, in one line that says what to do."""
+
+import re
+
+import grpc
+import grpc.aio
+
+from kvplane_services.adapters.etcd.backend import LeaseGone
+from kvplane_services.adapters.etcd.config import EtcdConfig
+from kvplane_services.errors import StoreRefused, Unavailable
+
+_RETRY_AFTER = 1.0
+
+
+class StaleToken(Exception):
+    """etcd no longer takes the token that a call carried. Nothing was done."""
+
+
+class AuthDisabled(Exception):
+    """etcd asks nobody for a password."""
+
+
+class HistoryGone(Exception):
+    """etcd has not got the revision that was asked for: compacted, or never made by this etcd."""
+
+
+class NotPermitted(StoreRefused):
+    """etcd knows who is asking, and does not allow it."""
+
+
+Failure = Unavailable | StoreRefused | LeaseGone | StaleToken | AuthDisabled | HistoryGone
+
+
+def failure_of(error: grpc.aio.AioRpcError, *, address: str, config: EtcdConfig) -> Failure:
+    """What a failed call means.
+
+    Args:
+        error: How it failed.
+        address: Which node was called.
+        config: What it was called with.
+
+    """
+    return explain(error.details() or "", code=error.code(), address=address, config=config)
+
+
+def explain(
+    said: str, *, address: str, config: EtcdConfig, code: grpc.StatusCode | None = None
+) -> Failure:
+    """As `failure_of`, from what was said; watches say some of it in their messages."""
+    for mark, signal in _SIGNALS:
+        if mark in said:
+            return signal(said)
+    if "user name is empty" in said and config.user:
+        return StaleToken("etcd has begun to ask for a password")
+    if "permission denied" in said:
+        return NotPermitted(
+            f"etcd at {address} does not let {_who(config)} do that: grant reading and writing of "
+            "everything under the store's prefix"
+        )
+    refusal = _refusal(said, code, config)
+    if refusal is not None:
+        return StoreRefused(f"etcd at {address} {refusal}")
+    return Unavailable(f"etcd at {address} {_outage(said, code, config)}", retry_after=_RETRY_AFTER)
+
+
+_SIGNALS: tuple[tuple[str, type[LeaseGone | StaleToken | AuthDisabled | HistoryGone]], ...] = (
+    ("requested lease not found", LeaseGone),
+    ("invalid auth token", StaleToken),
+    ("revision of auth store is old", StaleToken),
+    ("authentication is not enabled", AuthDisabled),
+    ("required revision has been compacted", HistoryGone),
+    ("required revision is a future revision", HistoryGone),
+)
+
+
+def _who(config: EtcdConfig) -> str:
+    return f"user {config.user!r}" if config.user else "this process"
+
+
+def _refusal(said: str, code: grpc.StatusCode | None, config: EtcdConfig) -> str | None:
+    """Why repeating the call would be in vain; None if it might help."""
+    untrusted = re.search(r"CERTIFICATE_VERIFY_FAILED: ([^:]*)", said)
+    if untrusted:
+        return (
+            f"has a certificate that is not trusted ({untrusted[1].strip()}): give the certificate "
+            "of the authority that signed it"
+        )
+    for mark, refusal in _REFUSALS:
+        if mark in said:
+            return refusal.format(user=config.user)
+    if any(mark in said for mark in _CERTIFICATE_ALERTS):
+        if config.tls is not None and config.tls.certificate_chain is not None:
+            return "does not take our certificate: give one that its authority signed"
+        return "wants a certificate from its clients: give one, and its key"
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return "is no etcd v3: check the address"
+    return None
+
+
+_REFUSALS = (
+    (
+        "authentication failed, invalid user ID or password",
+        "does not take user {user!r} with this password: check both",
+    ),
+    ("user name is empty", "wants a user and a password: give both"),
+    (
+        "Hostname Verification Check failed",
+        "has a certificate for another name: use a name that is in the certificate",
+    ),
+    (
+        "is not in peer certificate",
+        "has a certificate for another name: use a name that is in the certificate",
+    ),
+    (
+        "Failed to create security handshaker",
+        "cannot be spoken to with these certificates: no PEM, or the key of another certificate",
+    ),
+    (
+        "received message larger than max",
+        "does not take a write that large: raise its --max-request-bytes",
+    ),
+    ("request is too large", "does not take a write that large: raise its --max-request-bytes"),
+    ("too many operations", "does not take that many changes at once: raise its --max-txn-ops"),
+    ("http1.x server", "is no etcd, or this is not its port for clients: check the address"),
+)
+# With TLS 1.3 servers refuse a client only after the handshake: what they say is lost in part.
+_CERTIFICATE_ALERTS = (
+    "TSI_DATA_CORRUPTED",
+    "ALERT_BAD_CERTIFICATE",
+    "ALERT_UNKNOWN_CA",
+    "CERTIFICATE_REQUIRED",
+)
+
+
+def _outage(said: str, code: grpc.StatusCode | None, config: EtcdConfig) -> str:
+    """What keeps etcd from answering."""
+    for mark, outage in _OUTAGES:
+        if mark in said:
+            return outage
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED or "deadline exceeded" in said:
+        return "does not answer in time"
+    if "Socket closed" in said and "failed to connect" in said:
+        # Which of the two is wrong cannot be told: it hangs up without a word.
+        if config.tls is None:
+            return "hangs up: it may want TLS"
+        return "hangs up: it may speak no TLS"
+    return f"fails: {' '.join(said.split()) or 'it gives no reason'}"
+
+
+_OUTAGES = (
+    ("Connection refused", "cannot be reached, nobody listens there: check the address"),
+    ("errors resolving", "has a name that cannot be resolved: check the address"),
+    ("DNS resolution failed", "has a name that cannot be resolved: check the address"),
+    ("no leader", "has no leader: fewer than half of its nodes can reach each other"),
+    (
+        "database space exceeded",
+        "is full: compact and defragment it, then `etcdctl alarm disarm`",
+    ),
+)

@@ -1,0 +1,122 @@
+"""Messages of etcd's key-value service, and what is read from its answers."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from kvplane.client.replicas import Replica
+from kvplane_services.adapters.etcd.backend import (
+    Compare,
+    DeleteOp,
+    Header,
+    KeyValue,
+    PutOp,
+    RangeResult,
+    TxnResult,
+)
+from kvplane_services.adapters.etcd.grpc_calls import NodeCalls
+from kvplane_services.adapters.etcd.grpc_failures import HistoryGone
+from kvplane_services.errors import Unavailable
+from kvplane_services.etcd_api.v3 import kv_pb2, rpc_pb2, rpc_pb2_grpc
+
+# Keys of one answer.
+PAGE = 1000
+# So often a range starts over whose revision was compacted under it.
+_STARTS = 3
+
+
+def key_value(item: kv_pb2.KeyValue) -> KeyValue:
+    """A key as etcd holds it."""
+    return KeyValue(item.key, item.value, item.create_revision, item.mod_revision, item.lease)
+
+
+def header(message: rpc_pb2.ResponseHeader) -> Header:
+    """Who answered."""
+    return Header(message.cluster_id, message.revision)
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The first key after all keys with a prefix; zero, which etcd takes for no end, if none is."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b"\0"
+
+
+def txn_request(
+    compares: Sequence[Compare], operations: Sequence[PutOp | DeleteOp]
+) -> rpc_pb2.TxnRequest:
+    """Does the operations if all compares hold, else reads the compared keys."""
+    return rpc_pb2.TxnRequest(
+        compare=[
+            rpc_pb2.Compare(
+                result=rpc_pb2.Compare.EQUAL,
+                target=rpc_pb2.Compare.MOD,
+                key=compare.key,
+                mod_revision=compare.mod_revision,
+            )
+            for compare in compares
+        ],
+        success=[_operation(operation) for operation in operations],
+        failure=[
+            rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=compare.key))
+            for compare in compares
+        ],
+    )
+
+
+def _operation(operation: PutOp | DeleteOp) -> rpc_pb2.RequestOp:
+    if isinstance(operation, DeleteOp):
+        return rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=operation.key))
+    return rpc_pb2.RequestOp(
+        request_put=rpc_pb2.PutRequest(
+            key=operation.key, value=operation.value, lease=operation.lease
+        )
+    )
+
+
+def txn_result(answer: rpc_pb2.TxnResponse) -> TxnResult:
+    """What a transaction did."""
+    if answer.succeeded:
+        deleted = tuple(
+            response.response_delete_range.deleted > 0
+            for response in answer.responses
+            if response.HasField("response_delete_range")
+        )
+        return TxnResult(header(answer.header), succeeded=True, deleted=deleted)
+    found = tuple(
+        key_value(item) for response in answer.responses for item in response.response_range.kvs
+    )
+    return TxnResult(header(answer.header), succeeded=False, found=found)
+
+
+async def range_prefix(calls: NodeCalls, prefix: bytes) -> RangeResult:
+    """See `EtcdBackend.range`."""
+    for _ in range(_STARTS):
+        try:
+            return await _pages(calls, prefix)
+        except HistoryGone:
+            continue
+    raise Unavailable("etcd was compacted again and again while it was read", retry_after=1.0)
+
+
+async def _pages(calls: NodeCalls, prefix: bytes) -> RangeResult:
+    request = rpc_pb2.RangeRequest(key=prefix or b"\0", range_end=prefix_end(prefix), limit=PAGE)
+    items: list[KeyValue] = []
+    first: Header | None = None
+    while True:
+        answer = await calls.repeat(range_at, request)
+        items.extend(key_value(item) for item in answer.kvs)
+        if first is None:
+            first = header(answer.header)
+        if not answer.more:
+            return RangeResult(first, tuple(items))
+        # The rest as it was then, from the next possible key on.
+        request.revision = first.revision
+        request.key = items[-1].key + b"\0"
+
+
+def range_at(node: Replica) -> Callable[..., Awaitable[rpc_pb2.RangeResponse]]:
+    """The method that reads."""
+    return node.stub(rpc_pb2_grpc.KVStub).Range
+
+
+def txn_at(node: Replica) -> Callable[..., Awaitable[rpc_pb2.TxnResponse]]:
+    """The method that changes."""
+    return node.stub(rpc_pb2_grpc.KVStub).Txn
