@@ -71,6 +71,7 @@ class TransportDouble:
         self.deregister_error: KvplaneClientError | None = None
         self.closed = False
         self.left: list[bool] = []
+        self.on_leave: Callable[[], None] = lambda: None
 
     def open(self) -> StreamDouble[Any, Any]:
         """See `EngineTransport.open`."""
@@ -92,6 +93,7 @@ class TransportDouble:
     async def leave(self, *, silent: bool = False) -> None:
         """See `EngineTransport.leave`."""
         self.left.append(silent)
+        self.on_leave()
 
     async def aclose(self) -> None:
         """See `EngineTransport.aclose`."""

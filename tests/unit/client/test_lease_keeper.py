@@ -11,6 +11,7 @@ from kvplane.api.lease.v1 import lease_pb2
 from kvplane.client import KeeperTiming, KeptLease, LeaseKeeper, LostReason
 from kvplane.client.engine_wire import duration_of
 from kvplane.client.errors import UnavailableError
+from kvplane.client.frames import StreamEnded
 from tests.support.clock import FakeClock
 from tests.support.frame_streams import Silence, TransportDouble
 
@@ -266,3 +267,54 @@ def test_margin_beyond_the_duration_is_refused() -> None:
         KeeperTiming(margin=10.0, unanswered_ttl=10.0)
     with pytest.raises(ValueError, match="durations"):
         KeeperTiming(answer_timeout=0)
+
+
+async def test_keeper_goes_on_at_another_replica() -> None:
+    """Whether its replica stops or falls silent: claims are renewed elsewhere, in time."""
+    it = Kept()
+    kept = it.keeper.keep("a", 1)
+    trouble: list[Exception] = [StreamEnded(), Silence()]
+
+    def fail(_: Frame) -> None:
+        if trouble:
+            raise trouble.pop(0)
+
+    it.manager.before = fail
+    async with it.running():
+        await it.clock.advance(8.5)
+        assert kept.lost is None
+        assert it.manager.transport.left == [False, True]
+        assert kept.deadline > it.clock.now() + 15
+
+
+async def test_end_of_the_stream_is_noticed_at_once() -> None:
+    """A keeper whose stream is over does not wait for the next renewal to find out."""
+    it = Kept()
+    it.keeper.keep("a", 1)
+    async with it.running():
+        ends = [StreamEnded()]
+
+        def end_once(_: Frame) -> None:
+            if ends:
+                raise ends.pop()
+
+        it.manager.before = end_once
+        it.manager.transport.streams[-1].end()
+        await it.clock.advance(0)
+        await it.clock.advance(1)
+        assert len(it.manager.transport.streams) == 2
+        assert len(it.manager.frames) == 3
+
+
+async def test_claims_are_dropped_at_another_replica() -> None:
+    """A keeper that closes while its replica is away drops its claims elsewhere."""
+    it = Kept()
+    it.keeper.keep("a", 1)
+
+    def away(_: Frame) -> None:
+        raise UnavailableError("away", code="UNAVAILABLE")
+
+    async with it.running():
+        it.manager.before = away
+        it.manager.transport.on_leave = lambda: setattr(it.manager, "before", lambda _: None)
+    assert names(it.manager.frames[-1]) == [("leases/a", True)]
