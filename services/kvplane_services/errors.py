@@ -15,7 +15,8 @@ translates them.
     │   ├── EngineIncompatible  the engine cannot work with the others
     │   └── StrategyImpossible  the forced strategy cannot be carried out
     ├── Conflict                etag or revision mismatch: read again and retry
-    │   └── GuardFailed         another replica has taken over what is to be written
+    │   ├── GuardFailed         another replica has taken over what is to be written
+    │   └── TooLarge            the store does not take a value, or values at once, of that size
     ├── Saturated               a quota or every engine is full: retry later
     ├── Unavailable             no engine or no store at the moment: retry later
     ├── StoreRefused            the store answers but will not serve us: an operator must act
@@ -102,6 +103,12 @@ class Conflict(KvplaneError):
 
 class GuardFailed(Conflict):
     """Another replica has taken over what this one was about to write."""
+
+
+class TooLarge(Conflict):
+    """The store does not take a value of that size, or values of that size at once."""
+
+    reason = "TOO_LARGE"
 
 
 class Saturated(KvplaneError):

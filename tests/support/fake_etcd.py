@@ -22,8 +22,10 @@ from kvplane_services.adapters.etcd.backend import (
     TxnResult,
     WatchBatch,
 )
-from kvplane_services.clock import Clock
+from kvplane_services.clock import Clock, wait_set
 from kvplane_services.errors import Unavailable
+
+_IDLE = 3600.0
 
 
 @dataclass(slots=True)
@@ -51,7 +53,8 @@ class FakeEtcd:
         self.quiet_watches = False
         self.txns = 0
         self.cluster_id = 1
-        self._moved = asyncio.Event()
+        # Set, and replaced, when something changes.
+        self.moved = asyncio.Event()
         self._numbers = itertools.count(0x1000)
         self._start_anew()
 
@@ -109,12 +112,13 @@ class FakeEtcd:
 
     def move(self) -> None:
         """Wakes up whoever waits for something to change."""
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self.moved.set()
+        self.moved = asyncio.Event()
 
-    async def moved(self) -> None:
-        """Returns once something changed."""
-        await self._moved.wait()
+    def next_lapse(self) -> float:
+        """Seconds until the next lease is over, if nobody renews it."""
+        left = [lease.until - self.clock.now() for lease in self.leases.values()]
+        return max(0.001, min(left, default=_IDLE))
 
     def grant(self, ttl: int) -> int:
         number = next(self._numbers)
@@ -208,15 +212,19 @@ class FakeClient:
         generation, after = etcd.generation, start_revision - 1
         yield WatchBatch(etcd.header, ())
         while True:
+            moved = etcd.moved
+            etcd.lapse()
             if etcd.away or etcd.generation != generation:
                 raise Unavailable("the watch broke", retry_after=1.0)
+            if after < etcd.compacted:
+                raise CompactedError(etcd.compacted + 1)
             if not etcd.quiet_watches and not etcd.silent:
                 for revision, events in tuple(etcd.log):
                     wanted = tuple(e for e in events if _key(e).startswith(prefix))
-                    if revision > after and wanted:
+                    if revision > after:
+                        after = revision
                         yield WatchBatch(etcd.header, wanted)
-                after = max(after, etcd.revision)
-            await etcd.moved()
+            await wait_set(moved, etcd.next_lapse(), clock=etcd.clock)
 
     async def grant(self, ttl: int) -> int:
         await self._reach()
@@ -251,7 +259,7 @@ class FakeClient:
 
     async def _until_answering(self) -> None:
         while self._etcd.silent:
-            await self._etcd.moved()
+            await self._etcd.moved.wait()
 
 
 def _key(event: Changed | Deleted) -> bytes:

@@ -192,9 +192,11 @@ class Journal(Generic[T]):
         if not refused and len(batch) == 1:
             refused = list(batch)
         if not refused:
-            # Which of them is refused shows when each is written by itself.
-            for one in batch:
-                await self._write([one])
+            # Which of them is refused, or whether they are only too large together, shows when
+            # they are written in smaller batches.
+            middle = len(batch) // 2
+            await self._write(batch[:middle])
+            await self._write(batch[middle:])
             return []
         for one in refused:
             self._refuse(one, error)

@@ -199,6 +199,8 @@ class Table(Protocol[T]):
         Raises:
             GuardFailed: A guard does not hold. Nothing was changed.
             Conflict: A value is not as expected. Nothing was changed.
+            TooLarge: The values take more bytes than the store takes at once; a megabyte is
+                safe. Nothing was changed.
             Unavailable: The store cannot be reached, and whether it was done is unknown; or an
                 anchor is gone, and nothing was changed.
             ValueError: Too many changes or guards, or two changes of one key.

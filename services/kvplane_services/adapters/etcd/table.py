@@ -16,7 +16,7 @@ from kvplane_services.adapters.etcd.backend import (
 from kvplane_services.adapters.etcd.contact import Contact
 from kvplane_services.adapters.etcd.intake import Intake
 from kvplane_services.adapters.etcd.keys import KeySpace
-from kvplane_services.errors import Unavailable
+from kvplane_services.errors import TooLarge, Unavailable
 from kvplane_services.store.commits import (
     Held,
     anchor_gone,
@@ -37,6 +37,8 @@ from kvplane_services.store.ports import (
 
 T = TypeVar("T")
 
+# etcd takes requests of 1.5 MiB unless told otherwise.
+_MAX_BYTES = 1_400_000
 # Each time another writer was quicker with the very same value.
 _ATTEMPTS = 10
 
@@ -136,6 +138,9 @@ class EtcdTable(Generic[T]):
         """The revision, and whether anything was deleted."""
         places = [self._keys.value(self._spec.name, change.key) for change in changes]
         data = [self._spec.encode(c.value) if isinstance(c, Put) else b"" for c in changes]
+        if sum(map(len, (*places, *data))) > _MAX_BYTES:
+            about = {"key": changes[0].key} if len(changes) == 1 else {}
+            raise TooLarge(f"etcd takes at most {_MAX_BYTES} bytes at once", **about)
         expected = [change.expected for change in changes]
         guarded = [Compare(self._keys.value(g.table, g.key), g.revision) for g in guards]
         operations = [

@@ -1,0 +1,53 @@
+"""The stores that tests/contract/test_store_contract.py holds to the port."""
+
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+from kvplane_services.adapters.etcd.backend import EtcdBackend
+from kvplane_services.adapters.memory import MemoryStore
+from kvplane_services.clock import SystemClock
+from kvplane_services.store.ports import Store
+from tests.support.etcd_stores import running_store
+from tests.support.fake_etcd import FakeEtcd
+from tests.support.store_values import TEXTS, texts
+
+BACKLOG = 16
+BOOKMARKS = 0.05
+TABLES = (TEXTS, texts("text"), texts("first"), texts("second"), texts("watched"), texts("other"))
+
+# Makes another store on the same data, as another process would.
+Opener = Callable[[], Awaitable[Store]]
+
+
+async def memory(_: AsyncExitStack) -> Opener:
+    """The embedded store: there is one in a process, and nobody else on its data."""
+    store = MemoryStore(clock=SystemClock(), backlog=BACKLOG, bookmark_interval=BOOKMARKS)
+
+    async def again() -> Store:
+        return store
+
+    return again
+
+
+async def fake_etcd(stack: AsyncExitStack) -> Opener:
+    """The store in etcd, over the double of etcd that unit tests use."""
+    return over(stack, FakeEtcd(clock=SystemClock()).client)
+
+
+def over(stack: AsyncExitStack, client: Callable[[], EtcdBackend]) -> Opener:
+    """Stores over clients of one etcd, under a prefix of their own."""
+    prefix = f"/kvplane/{uuid.uuid4().hex}/"
+
+    async def another() -> Store:
+        return await stack.enter_async_context(
+            running_store(
+                client(),
+                prefix=prefix,
+                tables=TABLES,
+                backlog=BACKLOG,
+                bookmark_interval=BOOKMARKS,
+            )
+        )
+
+    return another
