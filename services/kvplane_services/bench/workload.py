@@ -37,7 +37,9 @@ class Workload:
         self._digests = -(-tokens // CHUNK_TOKENS)
         picks = random.Random(0)  # noqa: S311 - made-up block ids
         self._block_ids = [
-            json.dumps([picks.sample(range(self._blocks * 8 + 100), self._blocks)])
+            json.dumps(
+                [picks.sample(range(self._blocks * 8 + 100), self._blocks)], separators=(",", ":")
+            )
             for _ in range(_LISTS)
         ]
         self._engine_id = str(uuid.uuid4())

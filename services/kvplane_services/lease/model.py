@@ -2,8 +2,10 @@
 
 import datetime as dt
 import enum
+import sys
 from dataclasses import dataclass
 
+from kvplane_services.lease import packing
 from kvplane_services.session.model import SessionKey
 
 
@@ -36,22 +38,91 @@ class RenewalOutcome(enum.Enum):
     UNAVAILABLE = "unavailable"
 
 
-@dataclass(frozen=True, slots=True)
 class DigestChain:
-    """Digests over the tokens a retention holds, first to last; see lease.proto."""
+    """Digests over the tokens a retention holds, first to last; see lease.proto. Immutable."""
 
-    algorithm: str
-    chunk_tokens: int
-    tokens: int
-    digests: tuple[bytes, ...]
+    __slots__ = ("_digests", "_size", "algorithm", "chunk_tokens", "tokens")
+
+    def __init__(
+        self, algorithm: str, chunk_tokens: int, tokens: int, digests: tuple[bytes, ...]
+    ) -> None:
+        self.algorithm = sys.intern(algorithm)
+        self.chunk_tokens = chunk_tokens
+        self.tokens = tokens
+        # Digests of one size are kept as one run of bytes: each by itself takes three times as
+        # much memory.
+        sizes = {len(digest) for digest in digests}
+        self._size = sizes.pop() if len(sizes) == 1 else 0
+        self._digests = b"".join(digests) if self._size else digests
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        """One for each chunk."""
+        if isinstance(self._digests, tuple):
+            return self._digests
+        starts = range(0, len(self._digests), self._size)
+        return tuple(self._digests[start : start + self._size] for start in starts)
+
+    @property
+    def run(self) -> bytes:
+        """All digests, one after the other."""
+        return b"".join(self._digests) if isinstance(self._digests, tuple) else self._digests
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it says the same."""
+        return isinstance(other, DigestChain) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        """As of equal ones."""
+        return hash(self._parts())
+
+    def __repr__(self) -> str:
+        """For logs."""
+        return (
+            f"DigestChain({self.algorithm!r}, {self.chunk_tokens}, {self.tokens}, "
+            f"<{len(self.digests)} digests>)"
+        )
+
+    def _parts(self) -> tuple[object, ...]:
+        return self.algorithm, self.chunk_tokens, self.tokens, self._size, self._digests
 
 
-@dataclass(frozen=True, slots=True)
 class Handle:
-    """What a prefill engine needs to read a retention; the parameters are JSON, opaque here."""
+    """What a prefill engine needs to read a retention. Immutable.
 
-    kv_transfer_params: bytes
-    digests: DigestChain | None = None
+    The parameters are JSON, opaque here, and given back as they came. They are kept packed: a
+    plane holds one handle for every lease and reads few.
+    """
+
+    __slots__ = ("_packed", "_place", "digests")
+
+    def __init__(self, kv_transfer_params: bytes, digests: DigestChain | None = None) -> None:
+        self.digests = digests
+        # The parameters repeat the digests.
+        run = digests.run if digests is not None else b""
+        rest, self._place = packing.without(kv_transfer_params, run)
+        self._packed = packing.packed(rest)
+
+    @property
+    def kv_transfer_params(self) -> bytes:
+        """One JSON object, UTF-8."""
+        run = self.digests.run if self.digests is not None else b""
+        return packing.joined(packing.unpacked(self._packed), run, self._place)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it says the same."""
+        return isinstance(other, Handle) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        """As of equal ones."""
+        return hash(self._parts())
+
+    def __repr__(self) -> str:
+        """For logs."""
+        return f"Handle({self.kv_transfer_params!r}, {self.digests!r})"
+
+    def _parts(self) -> tuple[object, ...]:
+        return self._packed, self._place, self.digests
 
 
 @dataclass(frozen=True, slots=True)
