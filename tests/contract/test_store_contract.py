@@ -26,7 +26,7 @@ from kvplane_services.store.ports import (
     Upserted,
 )
 from tests.contract import store_kinds
-from tests.contract.store_kinds import BACKLOG, Opener
+from tests.contract.store_kinds import BACKLOG, Opener, Server
 from tests.support.store_values import TEXTS, texts
 
 # Seconds; etcd's own shortest is about two.
@@ -56,12 +56,13 @@ KEYS = (
     params=[
         pytest.param(store_kinds.memory, id="memory"),
         pytest.param(store_kinds.fake_etcd, id="fake-etcd"),
+        pytest.param(store_kinds.etcd, id="etcd"),
     ]
 )
 async def opener(request: pytest.FixtureRequest) -> AsyncIterator[Opener]:
-    make: Callable[[AsyncExitStack], Awaitable[Opener]] = request.param
+    make: Callable[[AsyncExitStack, Server], Awaitable[Opener]] = request.param
     async with AsyncExitStack() as stack:
-        yield await make(stack)
+        yield await make(stack, lambda: request.getfixturevalue("etcd_node"))
 
 
 @pytest.fixture
