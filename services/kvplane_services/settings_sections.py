@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
-from kvplane.client.addresses import normalize_target
+from kvplane.client.addresses import normalize_targets
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.listen import ListenAddress
 
@@ -23,8 +23,8 @@ def _listen_address(text: str) -> str:
 
 # `host:port` to listen on; port 0 takes a free one.
 Listen = Annotated[str, AfterValidator(_listen_address)]
-# `host:port` of another process.
-Dial = Annotated[str, AfterValidator(normalize_target)]
+# `host:port` of another process; several, separated by commas, where it has replicas.
+Dial = Annotated[str, AfterValidator(normalize_targets)]
 
 
 class Section(BaseModel):
@@ -55,15 +55,31 @@ class GrpcSection(Section):
 
 
 class PeersSection(Section):
-    """Where a process finds the others, when they do not all run in one."""
+    """Where a process finds the others, when they do not all run in one.
 
-    leases: Dial = Field(default="127.0.0.1:7000", description="gRPC address of `kvplane leases`.")
-    router: Dial = Field(default="127.0.0.1:7002", description="gRPC address of `kvplane router`.")
+    An address of replicas is all of theirs, separated by commas, or a name that has them all.
+    """
+
+    leases: Dial = Field(default="127.0.0.1:7000", description="gRPC addresses of `kvplane leases`.")
+    router: Dial = Field(default="127.0.0.1:7002", description="gRPC addresses of `kvplane router`.")
     tls_ca: Path | None = Field(
         default=None, description="PEM file with the authorities to trust; turns encryption on."
     )
     timeout: float = Field(
         default=5.0, gt=0, description="Seconds to wait for the answer of another process."
+    )
+
+
+class StopSection(Section):
+    """How a process stops."""
+
+    delay: float = Field(
+        default=5.0,
+        ge=0,
+        le=3600,
+        description="Seconds that a process goes on serving after SIGTERM, while /readyz and gRPC's "
+        "health service say that it stops, so that balancers send the next requests elsewhere. "
+        "SIGINT, from a terminal, skips it.",
     )
 
 
@@ -94,6 +110,12 @@ class RegistrationSection(Section):
     )
     remember_lost: float = Field(
         default=600.0, gt=0, description="Seconds that a lost engine is still listed."
+    )
+    load_interval: float = Field(
+        default=1.0,
+        ge=0,
+        le=60,
+        description="Seconds between two writes of changed loads; 0 writes each at once.",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvplane_services.engine.directory import HeartbeatOutcome
+from kvplane_services.engine.answers import HeartbeatOutcome
 from kvplane_services.engine.model import Engine
 from kvplane_services.errors import EpochStale, LeaseFenced
 from kvplane_services.lease.model import EndReason, Lease, LeaseState, RenewalOutcome

@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from kvplane_services.adapters.memory import MemoryStore
-from kvplane_services.adapters.records import ENGINES, HOMES, LEASES, SESSIONS
+from kvplane_services.adapters.records import ENGINES, HOMES, LEASES, MEMBERS, SESSIONS
+from kvplane_services.adapters.session_records import SessionCodec
 from kvplane_services.engine.directory import EngineDirectory
 from kvplane_services.engine.homes import EngineHomes
 from kvplane_services.engine.model import Engine
@@ -21,6 +22,8 @@ from kvplane_services.lease.model import Lease
 from kvplane_services.lease.reports import Directive, EngineReport, ReportAnswer
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.registry import SessionRegistry
+from kvplane_services.session.shares import ROLE
+from kvplane_services.store.members import Member, Members
 from kvplane_services.store.ports import Sequence, Upserted
 from tests.support.clock import FakeClock
 from tests.support.cut_store import CutStore, SharedStore
@@ -54,6 +57,9 @@ class StatePlane:
         self.directory = EngineDirectory(
             table=self.store.table(ENGINES),
             epochs=self.store.sequence("epochs"),
+            homes=self.homes,
+            anchors=self.store.anchors,
+            reachable=lambda: self.store.reachable,
             clock=self.clock,
             plane_version=PLANE_VERSION,
             config=directory,
@@ -65,10 +71,20 @@ class StatePlane:
             clock=self.clock,
             config=leases,
         )
+        self.members = Members(
+            member_id=replica,
+            member=Member((ROLE,)),
+            table=self.store.table(MEMBERS),
+            anchors=self.store.anchors,
+            clock=self.clock,
+        )
         self.registry = SessionRegistry(
             table=self.store.table(SESSIONS),
+            codec=SessionCodec(),
             leases=self.manager.feed(),
             control=self.manager,
+            members=self.members,
+            reachable=lambda: self.store.reachable,
             clock=self.clock,
             config=sessions,
         )
@@ -95,7 +111,7 @@ class StatePlane:
         async with asyncio.TaskGroup() as tasks:
             loops = [
                 tasks.create_task(part.run())
-                for part in (self.homes, self.directory, self.manager, self.registry)
+                for part in (self.homes, self.directory, self.manager, self.members, self.registry)
             ]
             await self.settle()
             yield

@@ -13,7 +13,7 @@ import aiohttp
 
 from kvplane_services.clock import Clock
 from kvplane_services.engine.addresses import check_endpoint
-from kvplane_services.engine.directory import HeartbeatAnswer, HeartbeatOutcome, Registration
+from kvplane_services.engine.answers import HeartbeatAnswer, HeartbeatOutcome, Registration
 from kvplane_services.engine.model import ConnectorKind, Engine, EngineBuild, EngineLoad, Role
 from kvplane_services.errors import InvalidRequest, KvplaneError
 

@@ -5,58 +5,40 @@ The epoch is the fence: every registration gets a larger one, and only a call th
 exactly the current one counts. Whoever registers an engine keeps it alive, be it the connector
 in the engine or the plane's own prober for an engine that runs the stock connector.
 
+Any replica serves any engine. The one that an engine's heartbeats come to is its home: it alone
+counts its deadline and writes about it, and while it can reach the store or not it answers
+heartbeats at once, from memory. Of the others' engines a replica knows what their homes wrote.
+
 Not promised: that an engine which missed its deadline is dead. It may serve on; it has to
-register again before it counts.
+register again before it counts. Nor that one whose home died is ever called lost: it moves, or
+it vanishes.
 """
 
 import asyncio
-import datetime as dt
-import enum
 import logging
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 from kvplane_services.clock import Clock
-from kvplane_services.deadlines import Deadlines
+from kvplane_services.engine.answers import (
+    HeartbeatAnswer,
+    HeartbeatOutcome,
+    Registration,
+    refusal,
+)
 from kvplane_services.engine.compatibility import check_build, check_partners
+from kvplane_services.engine.drain_order import order_elsewhere, unknown
 from kvplane_services.engine.model import Engine, EngineLoad, EngineState, Role
+from kvplane_services.engine.ports import Homes
 from kvplane_services.engine.registration import DirectoryConfig, check_registration
-from kvplane_services.errors import EpochStale, NotFound, Saturated, Unavailable
+from kvplane_services.engine.residence import Residence
+from kvplane_services.errors import AlreadyExists, EpochStale, Saturated
 from kvplane_services.store.feeds import TableFeed
-from kvplane_services.store.journal import Journal
 from kvplane_services.store.paging import Page, PageRequest
-from kvplane_services.store.ports import Event, Feed, Sequence, Table
+from kvplane_services.store.ports import Anchors, Event, Feed, Sequence, Table
 from kvplane_services.store.requests import RequestMemory
 
 _log = logging.getLogger(__name__)
-
-
-class HeartbeatOutcome(enum.Enum):
-    """What a heartbeat did to a registration."""
-
-    RENEWED = "renewed"
-    FENCED = "fenced"
-    NOT_FOUND = "not_found"
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """An engine as registered, and for how long, in seconds."""
-
-    engine: Engine
-    ttl: float
-    heartbeat_interval: float
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
-    """What a heartbeat did; durations in seconds, `ttl` and `engine` only if it was RENEWED."""
-
-    outcome: HeartbeatOutcome
-    heartbeat_interval: float
-    engine: Engine | None = None
-    ttl: float = 0.0
-    drain_requested: bool = False
 
 
 class EngineDirectory:
@@ -65,6 +47,9 @@ class EngineDirectory:
     Args:
         table: Where registrations are published.
         epochs: Numbers that only grow, also over restarts of the plane.
+        homes: Which replica looks after which engine.
+        anchors: What lost engines hang on.
+        reachable: Whether the store answered lately.
         clock: Time.
         config: Durations and bounds.
         plane_version: Version of the kvplane package, which connectors must match in its minor.
@@ -76,40 +61,49 @@ class EngineDirectory:
         *,
         table: Table[Engine],
         epochs: Sequence,
+        homes: Homes,
+        anchors: Anchors,
+        reachable: Callable[[], bool],
         clock: Clock,
         plane_version: str,
         config: DirectoryConfig | None = None,
     ) -> None:
         self._table = table
         self._epochs = epochs
+        self._homes = homes
         self._clock = clock
         self._config = config or DirectoryConfig()
         self._plane_version = plane_version
-        self._journal = Journal(table=table)
-        self._engines: dict[str, Engine] = {}
-        self._ttls: dict[str, float] = {}
-        # Engines that an operator drains; a lost one that comes back drains on.
-        self._draining: set[str] = set()
-        # When a live engine is lost, and when a lost one is forgotten.
-        self._deadlines = Deadlines()
+        self._residence = Residence(
+            table=table,
+            homes=homes,
+            anchors=anchors,
+            reachable=reachable,
+            clock=clock,
+            config=self._config,
+        )
+        self._own = self._residence.own
         self._requests: RequestMemory[Registration] = RequestMemory()
         # One registration at a time: a retry must find the answer of the call that it repeats.
         self._registering = asyncio.Lock()
 
     async def register(
-        self, engine: Engine, *, ttl: float = 0.0, request_id: str = ""
+        self, engine: Engine, *, ttl: float = 0.0, request_id: str = "", first_come: bool = False
     ) -> Registration:
-        """Registers an engine, or takes its registration over.
+        """Registers an engine, or takes its registration over; its home is here from then on.
 
         Args:
             engine: As the engine describes itself; output-only fields are ignored.
             ttl: Wanted TTL in seconds, not negative; clamped. 0 for the default.
-            request_id: Makes a retry return the first answer.
+            request_id: Makes a retry at this replica return the first answer.
+            first_come: Leave it to another replica that keeps it registered, or was quicker.
 
         Raises:
             InvalidRequest: Something is missing or malformed.
             EngineIncompatible: It cannot work with this plane or with its partners.
             Saturated: Too many engines are registered.
+            AlreadyExists: Another replica keeps it registered; with `first_come` only.
+            Conflict: Another replica registers it at the same time.
             Unavailable: The store cannot be reached.
 
         """
@@ -120,71 +114,93 @@ class EngineDirectory:
             if first is not None:
                 return first
             check_build(engine, plane_version=self._plane_version)
-            check_partners(engine, self._engines.values())
-            held = self._engines.get(engine.engine_id)
-            if held is None and len(self._engines) >= self._config.max_engines:
-                raise Saturated(
-                    f"{self._config.max_engines} engines are registered: deregister some",
-                    retry_after=self._config.ttl,
-                )
+            check_partners(engine, self._residence.all())
+            self._check_room(engine)
+            if first_come and self.attended(engine.engine_id):
+                raise AlreadyExists(f"{engine.name} is another replica's to keep registered")
             granted = self._config.clamp(ttl)
             epoch = await self._epochs.next()
+            before = self.find(engine.engine_id)
+            held = await self._residence.settle_in(
+                engine.engine_id, ttl=granted, insist=not first_come
+            )
+            if first_come and held is not None and _newer(held, before):
+                # Somebody was quicker, and its registration stands: it lives here now.
+                self._own.enter(held, ttl=granted)
+                return Registration(held, granted, self._config.heartbeat_interval)
+            state = _first_state(engine, held)
             engine = replace(
                 engine,
                 epoch=epoch,
-                state=self._first_state(engine, held),
+                state=state,
                 load=EngineLoad(),
                 create_time=self._clock.wall(),
                 expire_time=None,
+                drain_requested=state is EngineState.DRAINING,
             )
-            self._ttls[engine.engine_id] = granted
-            self._extend(engine.engine_id)
-            self._write(engine)
-            answer = Registration(self._stamped(engine), granted, self._config.heartbeat_interval)
+            self._own.register(engine, ttl=granted)
+            answer = Registration(
+                self.get(engine.engine_id), granted, self._config.heartbeat_interval
+            )
             self._requests.remember(request_id, asked, answer, self._clock.now())
-        await self._journal.flush()
+            _log.info(
+                "%s registered with epoch %d at replica %s",
+                engine.name,
+                epoch,
+                self._homes.replica,
+            )
+        await self._residence.flush()
         return answer
 
     async def heartbeat(
         self, engine_id: str, epoch: int, load: EngineLoad | None = None
     ) -> HeartbeatAnswer:
-        """Extends a registration; `load` of None means unchanged. Raises Unavailable."""
+        """Extends a registration; `load` of None means unchanged.
+
+        Answered at once where this replica is the engine's home. Where another was, it moves.
+
+        Raises:
+            Conflict: It moves somewhere else at the same time.
+            Unavailable: It cannot move, since the store cannot be reached.
+
+        """
         interval = self._config.heartbeat_interval
-        engine = self._engines.get(engine_id)
-        if engine is None or (engine.state is EngineState.LOST and engine.epoch == epoch):
-            return HeartbeatAnswer(HeartbeatOutcome.NOT_FOUND, interval)
-        if engine.epoch != epoch:
-            return HeartbeatAnswer(HeartbeatOutcome.FENCED, interval)
-        self._extend(engine_id)
-        if load is not None and load != engine.load:
-            engine = replace(engine, load=load)
-            self._write(engine)
-            await self._journal.flush()
+        engine = await self._residence.engine_of(engine_id, epoch)
+        refused = refusal(engine, epoch)
+        if refused is not None or engine_id not in self._own:
+            return HeartbeatAnswer(refused or HeartbeatOutcome.NOT_FOUND, interval)
+        self._own.extend(engine_id)
+        if load is not None and self._own.load(engine_id, load):
+            await self._residence.write_soon()
+        engine = self.get(engine_id)
         return HeartbeatAnswer(
             HeartbeatOutcome.RENEWED,
             interval,
             engine=engine,
-            ttl=self._ttls[engine_id],
+            ttl=self._own.ttl(engine_id),
             drain_requested=engine.state is EngineState.DRAINING,
         )
 
     async def drain(self, engine_id: str) -> Engine:
-        """Gives the engine no new turns. Raises NotFound, Unavailable."""
-        return await self._set_state(engine_id, EngineState.DRAINING)
+        """Gives the engine no new turns. Raises NotFound, Conflict, Unavailable."""
+        return await self._order(engine_id, drain=True)
 
     async def resume(self, engine_id: str) -> Engine:
-        """Gives a draining engine new turns again. Raises NotFound, Unavailable."""
-        return await self._set_state(engine_id, EngineState.ACTIVE)
+        """Gives a draining engine new turns again. Raises NotFound, Conflict, Unavailable."""
+        return await self._order(engine_id, drain=False)
 
     async def deregister(self, engine_id: str, epoch: int) -> None:
         """Ends a registration. Does nothing if there is none.
 
         Raises:
             EpochStale: Another registration took its place.
+            Conflict: It moves somewhere else at the same time.
             Unavailable: The store cannot be reached.
 
         """
-        engine = self._engines.get(engine_id)
+        engine = await self._residence.engine_of(engine_id, epoch)
+        if engine is not None and engine.epoch == epoch and engine_id not in self._own:
+            engine = await self._residence.move_in(engine)
         if engine is None:
             return
         if engine.epoch != epoch:
@@ -194,19 +210,27 @@ class EngineDirectory:
                 engine=engine.name,
                 epoch=str(engine.epoch),
             )
-        self._forget(engine_id)
-        await self._journal.flush()
+        self._residence.end(engine_id)
+        _log.info(
+            "%s, epoch %d, deregistered at replica %s", engine.name, epoch, self._homes.replica
+        )
+        await self._residence.flush()
+
+    def attended(self, engine_id: str) -> bool:
+        """Whether another replica keeps the engine registered, as far as this one knows."""
+        engine = self.find(engine_id)
+        alive = engine is not None and engine.state is not EngineState.LOST
+        return alive and self._homes.elsewhere(engine_id)
 
     def find(self, engine_id: str) -> Engine | None:
         """The engine, or None."""
-        engine = self._engines.get(engine_id)
-        return self._stamped(engine) if engine else None
+        return self._residence.find(engine_id)
 
     def get(self, engine_id: str) -> Engine:
         """The engine. Raises NotFound."""
         engine = self.find(engine_id)
         if engine is None:
-            raise _unknown(engine_id)
+            raise unknown(engine_id)
         return engine
 
     async def list(
@@ -215,8 +239,8 @@ class EngineDirectory:
         """Engines by name. Raises InvalidRequest, Unavailable."""
         revision = await self._table.revision()
         engines = (
-            self._stamped(engine)
-            for engine in self._engines.values()
+            engine
+            for engine in self._residence.all()
             if (role is None or engine.role is role) and (not model or model in engine.models)
         )
         return page.take(
@@ -227,7 +251,7 @@ class EngineDirectory:
         )
 
     def feed(self) -> Feed[Engine]:
-        """All engines by id, then every change, loads included."""
+        """All engines by id, then every change; of loads alone, the latest after a while."""
         return TableFeed(table=self._table, clock=self._clock)
 
     def watch(self, *, after: int = 0) -> AsyncIterator[Event[Engine]]:
@@ -235,75 +259,41 @@ class EngineDirectory:
         return self._table.watch(after=after)
 
     async def sweep(self) -> None:
-        """Marks engines lost that missed their deadline, and forgets those lost for long.
-
-        Raises:
-            Unavailable: The store cannot be reached.
-
-        """
-        for engine_id in self._deadlines.pop_due(self._clock.now()):
-            engine = self._engines[engine_id]
-            if engine.state is EngineState.LOST:
-                self._forget(engine_id)
-                continue
-            self._write(replace(engine, state=EngineState.LOST))
-            self._deadlines.set(engine_id, self._clock.now() + self._config.remember_lost)
-        await self._journal.flush()
+        """See `Residence.sweep`. Raises Unavailable."""
+        await self._residence.sweep()
 
     async def run(self) -> None:
-        """Sweeps until cancelled."""
-        while True:
-            await self._clock.sleep(self._config.heartbeat_interval / 2)
-            try:
-                await self.sweep()
-            except Unavailable as error:
-                _log.warning("changes of engines wait for the store: %s", error.message)
+        """See `Residence.run`."""
+        await self._residence.run()
 
-    async def _set_state(self, engine_id: str, state: EngineState) -> Engine:
-        engine = self._engines.get(engine_id)
+    async def _order(self, engine_id: str, *, drain: bool) -> Engine:
+        engine = self.find(engine_id)
         if engine is None or engine.state is EngineState.LOST:
-            raise _unknown(engine_id)
-        if state is EngineState.DRAINING:
-            self._draining.add(engine_id)
-        else:
-            self._draining.discard(engine_id)
-        if engine.state is not state:
-            self._write(replace(engine, state=state))
-            await self._journal.flush()
+            raise unknown(engine_id)
+        if engine_id not in self._own:
+            return await order_elsewhere(
+                engine_id, drain=drain, table=self._table, homes=self._homes
+            )
+        state = EngineState.DRAINING if drain else EngineState.ACTIVE
+        self._own.decide(engine_id, state, drain=drain)
+        await self._residence.flush()
         return self.get(engine_id)
 
-    def _extend(self, engine_id: str) -> None:
-        self._deadlines.set(engine_id, self._clock.now() + self._ttls[engine_id])
-
-    def _write(self, engine: Engine) -> None:
-        self._engines[engine.engine_id] = engine
-        self._journal.put(engine.engine_id, self._stamped(engine))
-
-    def _forget(self, engine_id: str) -> None:
-        del self._engines[engine_id]
-        self._ttls.pop(engine_id, None)
-        self._draining.discard(engine_id)
-        self._deadlines.drop(engine_id)
-        self._journal.delete(engine_id)
-
-    def _first_state(self, engine: Engine, held: Engine | None) -> EngineState:
-        # A process that registers again drains on; one that was restarted does not.
-        same = held is not None and engine.nixl is not None and engine.nixl == held.nixl
-        if same and engine.engine_id in self._draining:
-            return EngineState.DRAINING
-        self._draining.discard(engine.engine_id)
-        return EngineState.ACTIVE
-
-    def _stamped(self, engine: Engine) -> Engine:
-        deadline = self._deadlines.get(engine.engine_id)
-        if deadline is None or engine.state is EngineState.LOST:
-            return replace(engine, expire_time=None)
-        left = dt.timedelta(seconds=deadline - self._clock.now())
-        return replace(engine, expire_time=self._clock.wall() + left)
+    def _check_room(self, engine: Engine) -> None:
+        limit = self._config.max_engines
+        if self.find(engine.engine_id) is None and sum(1 for _ in self._residence.all()) >= limit:
+            raise Saturated(
+                f"{limit} engines are registered: deregister some", retry_after=self._config.ttl
+            )
 
 
-def _unknown(engine_id: str) -> NotFound:
-    return NotFound(
-        f"there is no engine engines/{engine_id}: it must register first",
-        engine=f"engines/{engine_id}",
-    )
+def _first_state(engine: Engine, held: Engine | None) -> EngineState:
+    # A process that registers again drains on; one that was restarted does not.
+    same = held is not None and engine.nixl is not None and engine.nixl == held.nixl
+    drains = held is not None and held.drain_requested
+    return EngineState.DRAINING if same and drains else EngineState.ACTIVE
+
+
+def _newer(held: Engine, before: Engine | None) -> bool:
+    """Whether an engine was registered after this replica had looked."""
+    return held.state is not EngineState.LOST and held.epoch > (before.epoch if before else 0)

@@ -18,6 +18,7 @@ from kvplane_services.engine.model import Home
 from kvplane_services.engine.ports import HOMES_TABLE, HomeListener
 from kvplane_services.errors import Conflict, Unavailable
 from kvplane_services.store.feeds import TableFeed
+from kvplane_services.store.journal import Place
 from kvplane_services.store.ports import (
     Anchors,
     Guard,
@@ -100,7 +101,16 @@ class EngineHomes:
         """See `Homes.listen`."""
         self._listeners.append(listener)
 
-    async def take(self, engine_id: str, *, ttl: float, renew: bool = False) -> None:
+    async def place_of(self, engine_id: str, *, current: bool = False) -> Place | None:
+        """See `Homes.place_of`."""
+        found = await self._table.get(engine_id, current=current)
+        if found is None:
+            return None
+        return Place(found.value.anchor, Guard(HOMES_TABLE, engine_id, found.revision))
+
+    async def take(
+        self, engine_id: str, *, ttl: float, renew: bool = False, insist: bool = True
+    ) -> None:
         """See `Homes.take`."""
         async with self._lock_of(engine_id):
             own = self._own.get(engine_id)
@@ -110,6 +120,8 @@ class EngineHomes:
             try:
                 moved = await self._put(engine_id, seen, ttl, renew=renew)
             except Conflict:
+                if not insist:
+                    raise
                 # Decided on an old copy.
                 seen = await self._table.get(engine_id, current=True)
                 moved = await self._put(engine_id, seen, ttl, renew=renew)

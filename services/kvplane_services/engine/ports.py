@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from kvplane_services.store.journal import Place
 from kvplane_services.store.ports import Guard
 
 # Name of the table of homes, which guards name.
@@ -71,7 +72,24 @@ class Homes(Protocol):
         """TTL of the engine's registration, in seconds. Raises KeyError if this is not its home."""
         ...
 
-    async def take(self, engine_id: str, *, ttl: float, renew: bool = False) -> None:
+    async def place_of(self, engine_id: str, *, current: bool = False) -> Place | None:
+        """Where an engine's values hang while its home is as it is now, whichever that is.
+
+        For the few changes that any replica may make, by compare-and-set. None if it has no home.
+
+        Args:
+            engine_id: Whose.
+            current: Ask the store itself, not this process's copy.
+
+        Raises:
+            Unavailable: The store cannot be reached; with `current` only.
+
+        """
+        ...
+
+    async def take(
+        self, engine_id: str, *, ttl: float, renew: bool = False, insist: bool = True
+    ) -> None:
         """Makes this replica the engine's home, if it is not.
 
         Args:
@@ -79,6 +97,7 @@ class Homes(Protocol):
             ttl: TTL of its registration, in seconds: its keys outlive this replica by that at
                 least. Ignored if a home before knows one, unless `renew`.
             renew: The engine registers: its TTL is the one given here.
+            insist: Take it also from a replica that was quicker than this one's copy of the table.
 
         Raises:
             Conflict: Another replica took it at the same time. The engine chooses by its stream.

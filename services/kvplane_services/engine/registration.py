@@ -37,6 +37,8 @@ class DirectoryConfig:
     heartbeat_interval: float = 1.0
     # How long a lost engine is listed as such before it is forgotten.
     remember_lost: float = 600.0
+    # How often changed loads are written, all in one go. 0 for every change at once.
+    load_interval: float = 1.0
     # Registrations held at once, lost ones included.
     max_engines: int = 4096
 
@@ -45,8 +47,11 @@ class DirectoryConfig:
             raise ValueError("engine ttl must lie within 0 < min_ttl <= ttl <= max_ttl")
         if not 0 < self.heartbeat_interval < self.min_ttl / 2:
             raise ValueError("engine heartbeat_interval must be positive and below min_ttl / 2")
-        if self.remember_lost <= 0 or self.max_engines < 1:
-            raise ValueError("remember_lost must be positive and max_engines at least 1")
+        if self.remember_lost <= 0 or self.load_interval < 0 or self.max_engines < 1:
+            raise ValueError(
+                "remember_lost must be positive, load_interval not negative and max_engines at "
+                "least 1"
+            )
 
     def clamp(self, ttl: float) -> float:
         """The TTL granted for a wish; zero means none. Raises InvalidRequest if it is negative."""

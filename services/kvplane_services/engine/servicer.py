@@ -7,7 +7,8 @@ import grpc
 from kvplane.api.engine.v1 import engine_pb2 as pb
 from kvplane.api.engine.v1 import engine_pb2_grpc
 from kvplane_services.durations import duration, seconds_of
-from kvplane_services.engine.directory import EngineDirectory, HeartbeatOutcome
+from kvplane_services.engine.answers import HeartbeatOutcome
+from kvplane_services.engine.directory import EngineDirectory
 from kvplane_services.engine.wire import (
     engine_from_wire,
     engine_id_of,

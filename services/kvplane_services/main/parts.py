@@ -12,9 +12,11 @@ from kvplane.api.engine.v1 import engine_pb2, engine_pb2_grpc
 from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
 from kvplane.api.router.v1 import router_pb2, router_pb2_grpc
 from kvplane.api.session.v1 import session_pb2, session_pb2_grpc
-from kvplane_services.adapters.records import ENGINES, LEASES, SESSIONS
+from kvplane_services.adapters.records import ENGINES, HOMES, LEASES, MEMBERS, SESSIONS
+from kvplane_services.adapters.session_records import SessionCodec
 from kvplane_services.clock import Clock
 from kvplane_services.engine.directory import EngineDirectory
+from kvplane_services.engine.homes import EngineHomes
 from kvplane_services.engine.model import Engine
 from kvplane_services.engine.registration import DirectoryConfig
 from kvplane_services.engine.servicer import EngineServicer
@@ -35,8 +37,10 @@ from kvplane_services.router.view import RouterView
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.session.servicer import SessionServicer
+from kvplane_services.session.shares import ROLE
 from kvplane_services.settings import LeasesSettings
 from kvplane_services.settings_sections import RouterSection, SessionsSection
+from kvplane_services.store.members import Member, Members
 from kvplane_services.store.ports import Feed, Store
 
 C = TypeVar("C")
@@ -44,8 +48,9 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class LeasesPart:
-    """Engines and leases, with the embedded store."""
+    """Engines and leases."""
 
+    homes: EngineHomes
     directory: EngineDirectory
     manager: LeaseManager
 
@@ -64,7 +69,7 @@ class LeasesPart:
 
     def loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """What runs in the background."""
-        return self.directory.run(), self.manager.run()
+        return self.homes.run(), self.directory.run(), self.manager.run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +96,40 @@ class RouterPart:
         return self.view.run(engines=self.engines, leases=self.leases), self.claims.run()
 
 
+@dataclass(frozen=True, slots=True)
+class RegistryPart:
+    """Sessions, and which other registries share the work on them."""
+
+    registry: SessionRegistry
+    members: Members
+
+    def add_to(self, server: GrpcServer) -> None:
+        """Adds SessionService."""
+        server.add(
+            session_pb2_grpc.add_SessionServiceServicer_to_server,
+            SessionServicer(registry=self.registry),
+            _service(session_pb2, "SessionService"),
+        )
+
+    def loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """What runs in the background."""
+        return self.members.run(), self.registry.run()
+
+
 def leases_part(settings: LeasesSettings, *, store: Store, clock: Clock) -> LeasesPart:
-    """Engines and leases. Raises InvalidRequest if durations do not fit."""
+    """Engines and leases of one replica. Raises InvalidRequest if durations do not fit."""
+    homes = EngineHomes(
+        replica=f"replica-{uuid.uuid4().hex[:12]}",
+        table=store.table(HOMES),
+        anchors=store.anchors,
+        clock=clock,
+    )
     directory = EngineDirectory(
         table=store.table(ENGINES),
         epochs=store.sequence("epochs"),
+        homes=homes,
+        anchors=store.anchors,
+        reachable=lambda: store.reachable,
         clock=clock,
         plane_version=version("kvplane"),
         config=_config(DirectoryConfig, settings.registration, "registration"),
@@ -107,7 +141,7 @@ def leases_part(settings: LeasesSettings, *, store: Store, clock: Clock) -> Leas
         clock=clock,
         config=_config(LeaseConfig, settings.leases, "leases"),
     )
-    return LeasesPart(directory=directory, manager=manager)
+    return LeasesPart(homes=homes, directory=directory, manager=manager)
 
 
 def router_part(
@@ -149,24 +183,26 @@ def registry_part(
     leases: Feed[Lease],
     control: LeaseControl,
     clock: Clock,
-) -> SessionRegistry:
+) -> RegistryPart:
     """A registry that follows these leases. Raises InvalidRequest if durations do not fit."""
-    return SessionRegistry(
+    members = Members(
+        member_id=f"registry-{uuid.uuid4().hex[:12]}",
+        member=Member(roles=(ROLE,)),
+        table=store.table(MEMBERS),
+        anchors=store.anchors,
+        clock=clock,
+    )
+    registry = SessionRegistry(
         table=store.table(SESSIONS),
+        codec=SessionCodec(),
         leases=leases,
         control=control,
+        members=members,
+        reachable=lambda: store.reachable,
         clock=clock,
         config=_config(SessionConfig, section, "sessions"),
     )
-
-
-def add_registry(server: GrpcServer, registry: SessionRegistry) -> None:
-    """Adds SessionService."""
-    server.add(
-        session_pb2_grpc.add_SessionServiceServicer_to_server,
-        SessionServicer(registry=registry),
-        _service(session_pb2, "SessionService"),
-    )
+    return RegistryPart(registry, members)
 
 
 def _service(module: Any, name: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from yarl import URL
 
 from kvplane_services.adapters.vllm_http import NamedEngine, ProbePlan, Prober
-from kvplane_services.engine.directory import (
+from kvplane_services.engine.answers import (
     HeartbeatAnswer,
     HeartbeatOutcome,
     Registration,

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvplane_services.engine.directory import HeartbeatOutcome
+from kvplane_services.engine.answers import HeartbeatOutcome
 from kvplane_services.engine.model import EngineLoad, EngineState, KvLayout, Role
 from kvplane_services.engine.registration import DirectoryConfig
 from kvplane_services.errors import (
