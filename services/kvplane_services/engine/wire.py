@@ -1,5 +1,7 @@
 """Engines on the wire and back."""
 
+import sys
+
 from kvplane.api.engine.v1 import engine_pb2 as pb
 from kvplane_services.durations import moment_of, timestamp
 from kvplane_services.engine.model import (
@@ -38,7 +40,8 @@ def engine_id_of(name: str, *, field: str = "name") -> str:
     collection, _, engine_id = name.partition("/")
     if collection != "engines" or not engine_id or "/" in engine_id:
         raise InvalidRequest(f"{field} {name!r} is not of the form engines/{{engine}}", field=field)
-    return engine_id
+    # Every lease of the engine has it.
+    return sys.intern(engine_id)
 
 
 def role_of(value: int, *, field: str) -> Role:

@@ -185,4 +185,5 @@ class Lease:
     @property
     def engine(self) -> str:
         """Resource name of the engine that holds the blocks."""
-        return f"engines/{self.engine_id}"
+        # Those who keep it share one text.
+        return sys.intern(f"engines/{self.engine_id}")

@@ -8,18 +8,15 @@ readers of a retention check what they read.
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from kvplane_services.clock import Clock, wait_set
 from kvplane_services.engine.model import Engine, EngineState
 from kvplane_services.lease.model import Lease, LeaseState
+from kvplane_services.router.grouped import Grouped
 from kvplane_services.router.remembered import Remembered
 from kvplane_services.router.tracked import Tracked
 from kvplane_services.session.model import SessionKey
 from kvplane_services.store.ports import Event, Feed
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 # Tenant, model, adapter and the digest of some leading messages.
 _Messages = tuple[str, str, str, bytes]
@@ -43,9 +40,9 @@ class RouterView:
         self._engines: Tracked[Engine] = Tracked(grace=grace)
         self._leases: Tracked[Lease] = Tracked(grace=grace)
         self._engine_by_name: dict[str, Engine] = {}
-        self._serving: dict[str, dict[str, Engine]] = {}
-        self._live: dict[SessionKey, dict[str, Lease]] = {}
-        self._live_messages: dict[_Messages, dict[str, SessionKey]] = {}
+        self._serving: Grouped[str, Engine] = Grouped()
+        self._live: Grouped[SessionKey, Lease] = Grouped()
+        self._live_messages: Grouped[_Messages, SessionKey] = Grouped()
         self._ended: Remembered[SessionKey, EndedLease] = Remembered(memory)
         self._past_messages: Remembered[_Messages, SessionKey] = Remembered(memory)
         self._retained: Remembered[str, None] = Remembered(memory)
@@ -91,7 +88,7 @@ class RouterView:
         if after is not None:
             self._engine_by_name[after.name] = after
             for model in after.models:
-                self._serving.setdefault(model, {})[after.name] = after
+                self._serving.put(model, after.name, after)
                 self._models.put(model, None)
 
     def apply_lease(self, event: Event[Lease]) -> None:
@@ -124,7 +121,7 @@ class RouterView:
 
     def serving(self, model: str) -> Iterable[Engine]:
         """Engines that serve the model, lost ones included."""
-        return self._serving.get(model, {}).values()
+        return self._serving.of(model)
 
     def engine(self, name: str) -> Engine | None:
         """An engine by its full name."""
@@ -154,10 +151,7 @@ class RouterView:
 
     def live_lease(self, key: SessionKey) -> Lease | None:
         """The session's live lease; the newest one if a newer grant just took over."""
-        leases = self._live.get(key)
-        if not leases:
-            return None
-        return max(leases.values(), key=lambda lease: lease.fencing_token)
+        return max(self._live.of(key), key=lambda lease: lease.fencing_token, default=None)
 
     def ended_lease(self, key: SessionKey) -> EndedLease | None:
         """The session's last lease that ended, while it is remembered."""
@@ -178,8 +172,8 @@ class RouterView:
         """
         for count in range(len(digests), 0, -1):
             messages = _messages(key, digests[count - 1])
-            live = self._live_messages.get(messages)
-            found = next(reversed(live.values())) if live else self._past_messages.get(messages)
+            live = self._live_messages.of(messages)
+            found = live[-1] if live else self._past_messages.get(messages)
             if found is not None:
                 return found
         return None
@@ -206,27 +200,27 @@ class RouterView:
     def _drop_engine(self, engine: Engine) -> None:
         self._engine_by_name.pop(engine.name, None)
         for model in engine.models:
-            _drop(self._serving, model, engine.name)
+            self._serving.drop(model, engine.name)
 
     def _fence(self, engine: Engine) -> None:
         """Gives up the leases of an engine's earlier registrations, whose end may come later."""
-        for leases in list(self._live.values()):
-            for lease in list(leases.values()):
+        for key in list(self._live):
+            for lease in self._live.of(key):
                 if lease.engine == engine.name and lease.engine_epoch < engine.epoch:
                     self._unindex(lease)
                     self._note_end(lease, f"ended: {engine.name} registered again")
 
     def _index(self, lease: Lease) -> None:
-        self._live.setdefault(lease.session_key, {})[lease.lease_id] = lease
+        self._live.put(lease.session_key, lease.lease_id, lease)
         if lease.message_digest:
             messages = _messages(lease.session_key, lease.message_digest)
-            self._live_messages.setdefault(messages, {})[lease.lease_id] = lease.session_key
+            self._live_messages.put(messages, lease.lease_id, lease.session_key)
 
     def _unindex(self, lease: Lease) -> None:
-        _drop(self._live, lease.session_key, lease.lease_id)
+        self._live.drop(lease.session_key, lease.lease_id)
         if lease.message_digest:
             messages = _messages(lease.session_key, lease.message_digest)
-            _drop(self._live_messages, messages, lease.lease_id)
+            self._live_messages.drop(messages, lease.lease_id)
 
     def _bury(self, before: Lease | None, after: Lease | None) -> None:
         lease = after or before
@@ -250,11 +244,3 @@ def _how_it_ended(lease: Lease, *, forgotten: bool) -> str:
 
 def _messages(key: SessionKey, digest: bytes) -> _Messages:
     return key.tenant, key.model, key.adapter, digest
-
-
-def _drop(index: dict[_K, dict[str, _V]], key: _K, name: str) -> None:
-    entries = index.get(key)
-    if entries is not None:
-        entries.pop(name, None)
-        if not entries:
-            del index[key]

@@ -1,5 +1,7 @@
 """Sessions on the wire and back."""
 
+import sys
+
 from kvplane.api.session.v1 import session_pb2 as pb
 from kvplane_services.durations import duration, moment_of, seconds_of, timestamp
 from kvplane_services.session.model import Session, SessionHints, SessionKey, SessionState, Turn
@@ -14,7 +16,9 @@ _STATES_BACK = {value: state for state, value in _STATES.items()}
 
 def key_from_wire(message: pb.SessionKey) -> SessionKey:
     """The key of a message, not yet validated."""
-    return SessionKey(message.tenant, message.model, message.adapter, message.session_id)
+    # Many sessions share these: one text each instead of one per session.
+    tenant, model, adapter = map(sys.intern, (message.tenant, message.model, message.adapter))
+    return SessionKey(tenant, model, adapter, message.session_id)
 
 
 def key_to_wire(key: SessionKey) -> pb.SessionKey:
