@@ -11,6 +11,7 @@ import pytest
 from kvplane.api.engine.v1 import engine_pb2 as pb
 from kvplane.api.lease.v1 import lease_pb2
 from kvplane_services.engine.model import Role
+from kvplane_services.engine.registration import DirectoryConfig
 from kvplane_services.engine.wire import engine_from_wire, engine_to_wire
 from tests.integration.state.rich_status import rich_status
 from tests.integration.state.served_state import EOF, ServedState, retention, serving
@@ -351,7 +352,7 @@ async def test_watches_of_another_life_are_told(state: ServedState) -> None:
 
 async def test_a_reader_that_does_not_read_is_cut() -> None:
     """RESOURCE_EXHAUSTED, while others go on; nothing is buffered without bound."""
-    plane = StatePlane(backlog=64)
+    plane = StatePlane(backlog=64, directory=DirectoryConfig(load_interval=0))
     async with serving(plane) as state:
         labels = {str(number): "x" * 256 for number in range(64)}
         epoch = (await state.register(engine_of(labels=labels))).engine.epoch
