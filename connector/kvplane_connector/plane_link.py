@@ -67,7 +67,7 @@ class PlaneLink:
     """Registers the engine and reports its retentions, from a daemon thread.
 
     Args:
-        target: Address of the plane, `host:port`.
+        target: Addresses of the plane, `host:port`, separated by commas.
         facts: What to register.
         ledger: The retentions.
         load: The load.

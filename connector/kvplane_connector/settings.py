@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvplane.client.addresses import normalize_targets
+
 Role = Literal["prefill", "decode", "both"]
 
 _ROLES: Mapping[str, Role] = {
@@ -26,7 +28,8 @@ class Settings:
 
     Attributes:
         role: What the engine serves. Default: from vLLM's `kv_role`.
-        plane: Address of the plane's gRPC, `host:port`. Empty: none; the engine then
+        plane: Address of the plane's gRPC, `host:port`; several, separated by commas, for a plane
+            of several replicas. Empty: none; the engine then
             holds its retentions for `lease_ttl` and nobody hears of them.
         engine_id: Name of the engine in the plane. Required with `plane`. With several
             data-parallel ranks each appends `-dp{rank}`.
@@ -114,6 +117,14 @@ def _text(key: str, value: Any) -> str:
     return value
 
 
+def _addresses(key: str, value: Any) -> str:
+    text = _text(key, value)
+    try:
+        return normalize_targets(text) if text else ""
+    except ValueError as error:
+        raise SettingsError(f"kvplane {key}: {error}") from error
+
+
 def _url(key: str, value: Any) -> str:
     return _text(key, value).rstrip("/")
 
@@ -144,7 +155,7 @@ def _labels(key: str, value: Any) -> Mapping[str, str]:
 
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "role": _text,
-    "plane": _text,
+    "plane": _addresses,
     "engine_id": _text,
     "endpoint": _url,
     "lease_ttl": _number,

@@ -105,12 +105,16 @@ class GrpcServer:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
 
+    async def announce_stop(self) -> None:
+        """Reports itself as not serving, and serves on. Idempotent."""
+        await self._health.enter_graceful_shutdown()
+
     async def stop(self) -> None:
         """Reports itself as not serving, finishes calls within the grace, and closes."""
         if self._stopped:
             return
         self._stopped = True
-        await self._health.enter_graceful_shutdown()
+        await self.announce_stop()
         self._stopping.set()
         await self._server.stop(self._config.stop_grace)
 
@@ -142,6 +146,8 @@ def _options(config: GrpcServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", config.max_message_bytes),
         ("grpc.keepalive_time_ms", round(config.keepalive * 1000)),
         ("grpc.keepalive_timeout_ms", round(config.keepalive_timeout * 1000)),
+        # How long gRPC waits for the answer to a ping: a minute, whatever the line above says.
+        ("grpc.http2.ping_timeout_ms", round(config.keepalive_timeout * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         # Clients ping as often as this server does, and a little more often is no attack.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),

@@ -34,6 +34,8 @@ from kvplane_services.settings_sections import (
     RegistrationSection,
     RouterSection,
     SessionsSection,
+    StopSection,
+    StoreSection,
 )
 from kvplane_services.settings_sim import SimSection
 
@@ -62,6 +64,8 @@ class LeasesSettings(ProcessSettings):
     """Settings of `kvplane leases`."""
 
     grpc: GrpcSection = GrpcSection()
+    store: StoreSection = StoreSection()
+    stop: StopSection = StopSection()
     registration: RegistrationSection = RegistrationSection()
     leases: LeasesSection = LeasesSection()
     prober: ProberSection = ProberSection()
@@ -74,7 +78,9 @@ class RegistrySettings(ProcessSettings):
     """Settings of `kvplane registry`."""
 
     grpc: GrpcSection = GrpcSection(address="127.0.0.1:7001")
+    stop: StopSection = StopSection()
     peers: PeersSection = PeersSection()
+    store: StoreSection = StoreSection()
     sessions: SessionsSection = SessionsSection()
 
 
@@ -82,6 +88,7 @@ class RouterSettings(ProcessSettings):
     """Settings of `kvplane router`."""
 
     grpc: GrpcSection = GrpcSection(address="127.0.0.1:7002")
+    stop: StopSection = StopSection()
     peers: PeersSection = PeersSection()
     router: RouterSection = RouterSection()
 
@@ -89,6 +96,7 @@ class RouterSettings(ProcessSettings):
 class GatewaySettings(ProcessSettings):
     """Settings of `kvplane gateway`."""
 
+    stop: StopSection = StopSection()
     peers: PeersSection = PeersSection()
     gateway: GatewaySection = GatewaySection()
 
@@ -241,7 +249,7 @@ def _refusal(
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     # Errors of our own validators quote the value themselves; a secret is never quoted.
-    if first["type"] != "value_error" and not name.endswith("secret"):
+    if first["type"] != "value_error" and not name.endswith(("secret", "password")):
         message += f", got {first['input']!r}"
     return InvalidRequest(f"setting {name}{where}: {message}", field=name)
 

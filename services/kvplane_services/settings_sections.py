@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from kvplane.client.addresses import normalize_targets
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.listen import ListenAddress
+from kvplane_services.store_url import StoreUrl, check_prefix
 
 
 def _listen_address(text: str) -> str:
@@ -19,6 +20,14 @@ def _listen_address(text: str) -> str:
         return str(ListenAddress.parse(text))
     except InvalidRequest as error:
         raise ValueError(error.message) from error
+
+
+def _store_url(text: str) -> str:
+    try:
+        StoreUrl.parse(text)
+    except InvalidRequest as error:
+        raise ValueError(error.message) from error
+    return text
 
 
 # `host:port` to listen on; port 0 takes a free one.
@@ -60,8 +69,12 @@ class PeersSection(Section):
     An address of replicas is all of theirs, separated by commas, or a name that has them all.
     """
 
-    leases: Dial = Field(default="127.0.0.1:7000", description="gRPC addresses of `kvplane leases`.")
-    router: Dial = Field(default="127.0.0.1:7002", description="gRPC addresses of `kvplane router`.")
+    leases: Dial = Field(
+        default="127.0.0.1:7000", description="gRPC addresses of `kvplane leases`."
+    )
+    router: Dial = Field(
+        default="127.0.0.1:7002", description="gRPC addresses of `kvplane router`."
+    )
     tls_ca: Path | None = Field(
         default=None, description="PEM file with the authorities to trust; turns encryption on."
     )
@@ -77,9 +90,70 @@ class StopSection(Section):
         default=5.0,
         ge=0,
         le=3600,
-        description="Seconds that a process goes on serving after SIGTERM, while /readyz and gRPC's "
-        "health service say that it stops, so that balancers send the next requests elsewhere. "
-        "SIGINT, from a terminal, skips it.",
+        description="Seconds that a process goes on serving after SIGTERM while /readyz and gRPC's "
+        "health service say that it stops; longer than balancers in front take to notice. SIGINT, "
+        "from a terminal, skips it.",
+    )
+
+
+class StoreSection(Section):
+    """Where the plane keeps its state. All replicas of a plane name the same store."""
+
+    url: Annotated[str, AfterValidator(_store_url)] = Field(
+        default="memory",
+        description="memory for this process's own, which is gone with it; or etcd 3.4 or later, "
+        "for planes of several replicas: etcd://HOST:PORT,HOST:PORT, or etcd3://HOST:PORT through "
+        "the package etcd3. Of the settings below prefix, user and the tls ones can follow as "
+        "?name=value&name=value.",
+    )
+    prefix: Annotated[str, AfterValidator(check_prefix)] = Field(
+        default="/kvplane/v1/",
+        description="What all keys in etcd begin with; planes that share an etcd take different "
+        "ones.",
+    )
+    user: str = Field(
+        default="", description="User that may read and write everything under the prefix."
+    )
+    password: SecretStr = Field(
+        default=SecretStr(""), description="Password of the user: KVPLANE_STORE__PASSWORD."
+    )
+    tls_ca: Path | None = Field(
+        default=None,
+        description="PEM file with the authorities that sign etcd's certificates; turns encryption "
+        "on.",
+    )
+    tls_cert: Path | None = Field(
+        default=None, description="PEM file with this process's certificate, if etcd wants one."
+    )
+    tls_key: Path | None = Field(
+        default=None, description="PEM file with the certificate's private key."
+    )
+    timeout: float = Field(
+        default=6.0,
+        gt=0,
+        le=60,
+        description="Seconds within which a read is answered, with all its attempts.",
+    )
+    try_timeout: float = Field(
+        default=2.0,
+        gt=0,
+        le=60,
+        description="Seconds within which a node of etcd answers, before another one is asked; a "
+        "write is tried once.",
+    )
+    silence: float = Field(
+        default=6.0,
+        gt=0,
+        le=300,
+        description="Seconds without a sign of life after which a stream from etcd counts as "
+        "broken.",
+    )
+    start_timeout: float = Field(
+        default=20.0,
+        ge=0,
+        le=3600,
+        description="Seconds that a process waits for etcd when it starts, before it ends with an "
+        "error. Later it waits for as long as it takes.",
     )
 
 
@@ -261,13 +335,6 @@ class GatewaySection(Section):
         default=1800.0,
         gt=0,
         description="Longest silence of an answer that does not stream, seconds.",
-    )
-    drain_delay: float = Field(
-        default=0.0,
-        ge=0,
-        le=600,
-        description="Seconds that new turns are still taken after a stop was asked for and /readyz "
-        "turned; longer than a balancer in front takes to notice.",
     )
     shutdown_grace: float = Field(
         default=30.0,

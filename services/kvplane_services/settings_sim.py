@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kvplane_services.settings_sections import Listen, Section
+from kvplane_services.settings_sections import Dial, Listen, Section
 
 
 class SimSection(Section):
@@ -22,8 +22,10 @@ class SimSection(Section):
         description="Address where other simulated engines read its blocks; port 0 takes a free "
         "one. There is no authentication.",
     )
-    plane: str = Field(
-        default="", description="gRPC address of the plane to register at; empty for none."
+    plane: Dial | Literal[""] = Field(
+        default="",
+        description="gRPC address of the plane to register at; empty for none. Several, separated "
+        "by commas, for a plane of several replicas.",
     )
     advertise: str = Field(
         default="", description="Base URL that gateways reach it under; empty for that of http."

@@ -19,10 +19,10 @@ DEFAULT_PLANE = "127.0.0.1:7000"
 
 
 def _address(text: str) -> str:
-    from kvplane.client.addresses import normalize_target
+    from kvplane.client.addresses import normalize_targets
 
     try:
-        return normalize_target(text)
+        return normalize_targets(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -38,17 +38,17 @@ PlaneOption = Annotated[
     str,
     typer.Option(
         "--plane",
-        metavar="HOST:PORT",
+        metavar="HOST:PORT,...",
         envvar="KVPLANE_PLANE",
         parser=_address,
-        help="Where the plane listens for gRPC.",
+        help="Where the plane listens for gRPC; all its replicas, if it has several.",
     ),
 ]
 LeasesOption = Annotated[
     str | None,
     typer.Option(
         "--leases",
-        metavar="HOST:PORT",
+        metavar="HOST:PORT,...",
         parser=_address,
         help="Where `kvplane leases` runs as a process of its own; overrides --plane.",
     ),
@@ -57,7 +57,7 @@ RegistryOption = Annotated[
     str | None,
     typer.Option(
         "--registry",
-        metavar="HOST:PORT",
+        metavar="HOST:PORT,...",
         parser=_address,
         help="Where `kvplane registry` runs as a process of its own; overrides --plane.",
     ),
@@ -66,7 +66,7 @@ RouterOption = Annotated[
     str | None,
     typer.Option(
         "--router",
-        metavar="HOST:PORT",
+        metavar="HOST:PORT,...",
         parser=_address,
         help="Where `kvplane router` runs as a process of its own; overrides --plane.",
     ),

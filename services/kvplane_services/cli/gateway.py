@@ -5,14 +5,20 @@ from typing import Annotated
 import typer
 
 from kvplane_services.cli.processes import run_process
-from kvplane_services.cli.serve import ConfigOption, HttpOption, LogFormatOption, LogLevelOption
+from kvplane_services.cli.serve import (
+    ConfigOption,
+    HttpOption,
+    LogFormatOption,
+    LogLevelOption,
+    StopDelayOption,
+)
 
 RouterOption = Annotated[
     str | None,
     typer.Option(
         "--router",
-        metavar="HOST:PORT",
-        help="gRPC address of `kvplane router` or `kvplane up`. [default: 127.0.0.1:7002]",
+        metavar="HOST:PORT,...",
+        help="gRPC addresses of `kvplane router` or `kvplane up`. [default: 127.0.0.1:7002]",
     ),
 ]
 ResponseHeadersOption = Annotated[
@@ -43,6 +49,7 @@ def gateway(
     http: HttpOption = None,
     response_headers: ResponseHeadersOption = None,
     allow_strategy_header: StrategyHeaderOption = None,
+    stop_delay: StopDelayOption = None,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
@@ -53,7 +60,8 @@ def gateway(
     /metrics for operators. Run as many as you like behind any load balancer: they keep nothing.
     Limits and timeouts are settings; `kvplane config schema gateway` lists them.
 
-    On SIGTERM /readyz turns first, then running turns get gateway.shutdown_grace seconds.
+    On SIGTERM /readyz turns first; turns are still taken for --stop-delay seconds, and those that
+    run then get gateway.shutdown_grace seconds more. Ctrl-C skips the delay.
     """
     from kvplane_services.main.gateway import run_gateway
     from kvplane_services.settings import GatewaySettings
@@ -69,6 +77,7 @@ def gateway(
                 "response_headers": response_headers,
                 "allow_strategy_header": allow_strategy_header,
             },
+            "stop": {"delay": stop_delay},
             "log": {"level": log_level, "format": log_format},
         },
     )

@@ -47,8 +47,18 @@ LeasesOption = Annotated[
     str | None,
     typer.Option(
         "--leases",
-        metavar="HOST:PORT",
-        help="gRPC address of `kvplane leases`. [default: 127.0.0.1:7000]",
+        metavar="HOST:PORT,...",
+        help="gRPC addresses of `kvplane leases`. [default: 127.0.0.1:7000]",
+    ),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="Where state is kept: memory, etcd://HOST:PORT,HOST:PORT or etcd3://HOST:PORT. "
+        "The password of etcd's user goes into KVPLANE_STORE__PASSWORD. If etcd is away, the "
+        "process waits for 20 s (`store.start_timeout`), then ends with 1. [default: memory]",
     ),
 ]
 TlsCertOption = Annotated[
@@ -57,6 +67,15 @@ TlsCertOption = Annotated[
 ]
 TlsKeyOption = Annotated[
     Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, in PEM.")
+]
+StopDelayOption = Annotated[
+    float | None,
+    typer.Option(
+        "--stop-delay",
+        metavar="SECONDS",
+        min=0,
+        help="How long to serve on after SIGTERM while saying not to be ready. [default: 5]",
+    ),
 ]
 LogLevelOption = Annotated[
     str | None,
@@ -84,8 +103,10 @@ def up(
     http: HttpOption = None,
     grpc: GrpcOption = None,
     engine: EngineOption = None,
+    store: StoreOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
+    stop_delay: StopDelayOption = None,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
@@ -93,7 +114,8 @@ def up(
     """Run everything in one process: leases, sessions, router and the OpenAI gateway.
 
     Point OpenAI clients at the HTTP address, and engines at the gRPC address (by default
-    127.0.0.1:7000). Stops gracefully on SIGTERM or Ctrl-C.
+    127.0.0.1:7000). On SIGTERM it says that it is not ready and serves on for --stop-delay
+    seconds; then, and on Ctrl-C, it finishes turns and calls, and ends.
     """
     from kvplane_services.main.plane import run_plane
     from kvplane_services.settings import PlaneSettings
@@ -106,6 +128,8 @@ def up(
             "gateway": {"http": http},
             "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
             "engines": engine,
+            "stop": {"delay": stop_delay},
+            "store": {"url": store},
             "log": {"level": log_level, "format": log_format},
         },
     )
@@ -115,8 +139,10 @@ def leases(
     *,
     grpc: GrpcOption = None,
     engine: EngineOption = None,
+    store: StoreOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
+    stop_delay: StopDelayOption = None,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
@@ -135,6 +161,8 @@ def leases(
         flags={
             "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
             "engines": engine,
+            "stop": {"delay": stop_delay},
+            "store": {"url": store},
             "log": {"level": log_level, "format": log_format},
         },
     )
@@ -144,8 +172,10 @@ def registry(
     *,
     grpc: GrpcOption = None,
     leases: LeasesOption = None,
+    store: StoreOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
+    stop_delay: StopDelayOption = None,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
@@ -164,6 +194,8 @@ def registry(
         flags={
             "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
             "peers": {"leases": leases},
+            "stop": {"delay": stop_delay},
+            "store": {"url": store},
             "log": {"level": log_level, "format": log_format},
         },
     )
@@ -175,6 +207,7 @@ def router(
     leases: LeasesOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
+    stop_delay: StopDelayOption = None,
     config: ConfigOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
@@ -194,6 +227,7 @@ def router(
         flags={
             "grpc": {"address": grpc, "tls_cert": tls_cert, "tls_key": tls_key},
             "peers": {"leases": leases},
+            "stop": {"delay": stop_delay},
             "log": {"level": log_level, "format": log_format},
         },
     )

@@ -28,7 +28,8 @@ def sim_engine(
     plane: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="gRPC address of the plane to register at. [default: none]"
+            metavar="HOST:PORT,...",
+            help="gRPC addresses of the plane to register at. [default: none]",
         ),
     ] = None,
     engine_id: Annotated[

@@ -50,7 +50,7 @@ async def running_plane(*, log_dir: Path, clock: Clock) -> AsyncGenerator[Plane]
     grpc = f"127.0.0.1:{grpc_port}"
     process = _kvplane(
         "plane",
-        ["up", "--http", f"127.0.0.1:{http_port}", "--grpc", grpc],
+        ["up", "--http", f"127.0.0.1:{http_port}", "--grpc", grpc, "--stop-delay", "0"],
         _PLANE_SETTINGS,
         log_dir=log_dir,
         clock=clock,

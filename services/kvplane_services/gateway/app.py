@@ -39,7 +39,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Readiness:
-    """Whether the gateway should get turns. `stop` comes before the last turns are over."""
+    """Whether the gateway should get turns. `stop` comes while it still takes them."""
 
     def __init__(self) -> None:
         self.stopping = False
@@ -66,6 +66,7 @@ def build_gateway(
     """
     app = web.Application(middlewares=[_errors_in_openai_shape])
     app.on_response_prepare.append(without_server_header)
+    app.on_response_prepare.append(_last_on_its_connection)
     instruments = Instruments.of(telemetry)
     engines = EngineClient(config=settings)
     work = BodyWork()
@@ -224,6 +225,13 @@ class _About:
 
     def _card(self, model: str) -> dict[str, str | int]:
         return {"id": model, "object": "model", "created": self._created, "owned_by": "kvplane"}
+
+
+async def _last_on_its_connection(request: web.Request, response: web.StreamResponse) -> None:
+    """Takes clients' idle connections off a gateway that stops, before it has to cut them."""
+    if request.app[READINESS].stopping:
+        response.force_close()
+        response.headers["Connection"] = "close"
 
 
 @web.middleware

@@ -23,9 +23,7 @@ class GatewayConfig:
             first byte included.
         answer_timeout: Longest silence of a decode leg that does not stream; engines send
             nothing before such an answer is complete.
-        drain_delay: How long new turns are still taken after a stop was asked for and /readyz
-            turned; longer than whoever spreads turns over gateways takes to notice.
-        shutdown_grace: How long running turns may go on after that.
+        shutdown_grace: How long running turns may go on once no new ones are taken.
         tenant_header: Request header that an authenticating proxy in front sets to the
             tenant's name. Empty: tenants are told apart by their API keys. Set it only if
             clients cannot reach the gateway past that proxy.
@@ -46,7 +44,6 @@ class GatewayConfig:
     prefill_timeout: float = 120.0
     stream_idle_timeout: float = 300.0
     answer_timeout: float = 1800.0
-    drain_delay: float = 0.0
     shutdown_grace: float = 30.0
     tenant_header: str = ""
     tenant_secret: str = ""
@@ -72,11 +69,10 @@ class GatewayConfig:
         ):
             if getattr(self, name) <= 0:
                 raise InvalidRequest(f"gateway.{name} must be above 0", field=f"gateway.{name}")
-        for name in ("drain_delay", "shutdown_grace"):
-            if getattr(self, name) < 0:
-                raise InvalidRequest(
-                    f"gateway.{name} must not be negative", field=f"gateway.{name}"
-                )
+        if self.shutdown_grace < 0:
+            raise InvalidRequest(
+                "gateway.shutdown_grace must not be negative", field="gateway.shutdown_grace"
+            )
         if len(self.tenant_secret.encode()) > _MOST_SECRET_BYTES:
             raise InvalidRequest(
                 f"gateway.tenant_secret is longer than {_MOST_SECRET_BYTES} bytes",

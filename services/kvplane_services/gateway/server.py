@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from kvplane_services.clock import Clock
 from kvplane_services.gateway.app import READINESS
 from kvplane_services.gateway.http_protocol import HttpProtocol
 
@@ -18,21 +17,17 @@ async def listening(
     host: str,
     port: int,
     shutdown_grace: float,
-    clock: Clock,
-    drain_delay: float = 0.0,
 ) -> AsyncGenerator[tuple[str, int]]:
     """Serves inside of the block, and gives the address that it listens on.
 
-    At the end of the block /readyz turns first; after `drain_delay` the socket closes, and
-    running turns have `shutdown_grace` seconds to end by themselves.
+    At the end of the block the socket closes, and running turns have `shutdown_grace` seconds to
+    end by themselves. /readyz turns earlier, if `READINESS` is told to stop.
 
     Args:
         app: From `build_gateway`.
         host: Address to bind.
         port: Port to bind; 0 for any free one.
         shutdown_grace: Seconds.
-        clock: Times the delay.
-        drain_delay: Seconds.
 
     Raises:
         OSError: The address cannot be bound.
@@ -51,8 +46,6 @@ async def listening(
         try:
             bound = sockets.sockets[0].getsockname()
             yield str(bound[0]), int(bound[1])
-            app[READINESS].stop()
-            await clock.sleep(drain_delay)
         finally:
             app[READINESS].stop()
             sockets.close()

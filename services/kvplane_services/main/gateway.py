@@ -16,7 +16,10 @@ async def run_gateway(settings: GatewaySettings, *, clock: Clock) -> None:
         OSError: The address is taken.
 
     """
-    async with until_stopped() as stopped, plane_of(settings.peers, clock=clock) as plane:
+    async with (
+        until_stopped(delay=settings.stop.delay, clock=clock) as stop,
+        plane_of(settings.peers, clock=clock) as plane,
+    ):
         router = RemoteRouter(plane=plane, clock=clock)
-        async with serving_gateway(settings.gateway, router=router, clock=clock):
-            await stopped.wait()
+        async with serving_gateway(settings.gateway, router=router, clock=clock, stop=stop):
+            await stop.due.wait()

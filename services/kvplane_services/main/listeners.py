@@ -13,7 +13,7 @@ from kvplane_services.clock import Clock
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.grpc_server import GrpcServer, GrpcServerConfig
 from kvplane_services.listen import ListenAddress
-from kvplane_services.main.process import say
+from kvplane_services.main.process import Stop, background, say
 from kvplane_services.router.ports import Router
 from kvplane_services.settings_sections import GatewaySection, GrpcSection
 
@@ -34,8 +34,18 @@ def grpc_server(section: GrpcSection) -> GrpcServer:
 
 
 @asynccontextmanager
-async def serving_grpc(server: GrpcServer, section: GrpcSection) -> AsyncGenerator[None]:
-    """Serves inside of the block, and says where. Raises OSError if the address is taken."""
+async def serving_grpc(
+    server: GrpcServer, section: GrpcSection, *, stop: Stop
+) -> AsyncGenerator[None]:
+    """Serves inside of the block, and says where. Raises OSError if the address is taken.
+
+    Once a stop is asked for the health service says that it does not serve.
+    """
+
+    async def announce() -> None:
+        await stop.asked.wait()
+        await server.announce_stop()
+
     address = ListenAddress.parse(section.address)
     secure = section.tls_cert is not None
     if not address.is_loopback:
@@ -48,23 +58,29 @@ async def serving_grpc(server: GrpcServer, section: GrpcSection) -> AsyncGenerat
     port = await server.start()
     try:
         say(f"gRPC ready on {ListenAddress(address.host, port)}")
-        yield
+        async with background(announce()):
+            yield
     finally:
         await server.stop()
 
 
 @asynccontextmanager
 async def serving_gateway(
-    section: GatewaySection, *, router: Router, clock: Clock
+    section: GatewaySection, *, router: Router, clock: Clock, stop: Stop
 ) -> AsyncGenerator[None]:
     """Serves the OpenAI-compatible gateway inside of the block, and says where.
+
+    Once a stop is asked for /readyz says so.
 
     Raises:
         OSError: The address is taken.
 
     """
     # The gateway's libraries are an extra; only processes that have it need them.
-    from kvplane_services.gateway.app import build_gateway  # noqa: PLC0415 - see above
+    from kvplane_services.gateway.app import (  # noqa: PLC0415 - see above
+        READINESS,
+        build_gateway,
+    )
     from kvplane_services.gateway.config import GatewayConfig  # noqa: PLC0415 - see above
     from kvplane_services.gateway.server import listening  # noqa: PLC0415 - see above
     from kvplane_services.telemetry import Telemetry, otlp_exporter  # noqa: PLC0415 - see above
@@ -82,17 +98,21 @@ async def serving_gateway(
     telemetry = Telemetry(service_name="kvplane-gateway", span_exporter=exporter)
     app = build_gateway(router=router, settings=config, clock=clock, telemetry=telemetry)
     _refuse_taken(address)
+
+    async def announce() -> None:
+        await stop.asked.wait()
+        app[READINESS].stop()
+
     try:
         async with listening(
             app,
             host=address.host,
             port=address.port,
             shutdown_grace=config.shutdown_grace,
-            clock=clock,
-            drain_delay=config.drain_delay,
         ) as (host, port):
             say(f"HTTP ready on http://{ListenAddress(host, port)}")
-            yield
+            async with background(announce()):
+                yield
     finally:
         telemetry.close()
 

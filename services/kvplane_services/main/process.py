@@ -7,28 +7,59 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from kvplane_services.clock import Clock
+
+
+class Stop:
+    """A stop of the process that a signal asks for.
+
+    Attributes:
+        asked: It was asked for: say so to whoever sends requests here, and serve on.
+        due: Take nothing new from now on, finish what runs, and end.
+
+    """
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.due = asyncio.Event()
+
 
 @asynccontextmanager
-async def until_stopped() -> AsyncGenerator[asyncio.Event]:
-    """Gives an event that SIGTERM or SIGINT sets.
+async def until_stopped(*, delay: float = 0.0, clock: Clock) -> AsyncGenerator[Stop]:
+    """Gives a stop that SIGTERM or SIGINT asks for.
 
     A second signal ends the process at once, whatever it is in the middle of.
+
+    Args:
+        delay: Seconds from SIGTERM until the stop is due; SIGINT is for people, who wait for none.
+        clock: Times the delay.
+
     """
     loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
+    stop = Stop()
+    waits = 0.0
 
-    def stop(number: signal.Signals) -> None:
-        say(f"{number.name}: stopping; once more stops at once")
+    def ask(number: signal.Signals) -> None:
+        nonlocal waits
+        waits = delay if number is signal.SIGTERM else 0.0
+        when = f" in {waits:g} s" if waits else ""
+        say(f"{number.name}: stopping{when}; once more stops at once")
         for each in signals:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
-        stopped.set()
+        stop.asked.set()
+
+    async def fall_due() -> None:
+        await stop.asked.wait()
+        await clock.sleep(waits)
+        stop.due.set()
 
     signals = (signal.SIGTERM, signal.SIGINT)
     for each in signals:
-        loop.add_signal_handler(each, stop, each)
+        loop.add_signal_handler(each, ask, each)
     try:
-        yield stopped
+        async with background(fall_due()):
+            yield stop
     finally:
         for each in signals:
             loop.remove_signal_handler(each)

@@ -33,9 +33,9 @@ async def run_sim_engine(settings: SimEngineSettings, *, clock: Clock) -> None:
         clock=clock,
         faults=FaultSet(parse_option(text) for text in section.faults),
     )
-    async with until_stopped() as stopped, engine as serving, background(engine.run()):
+    async with until_stopped(clock=clock) as stop, engine as serving, background(engine.run()):
         say(f"{serving.engine_id} ({section.role}) ready on {serving.endpoint}")
-        await stopped.wait()
+        await stop.due.wait()
 
 
 def config_of(section: SimSection) -> SimEngineConfig:

@@ -91,7 +91,7 @@ class SimEngineConfig:
         role: What it serves.
         http: Where the OpenAI-compatible server listens; port 0 takes a free one.
         side_channel: Where other engines read blocks; port 0 takes a free one.
-        plane: Address of the plane's gRPC server; empty for none.
+        plane: Addresses of the plane's gRPC servers, separated by commas; empty for none.
         advertise: Base URL under which gateways reach it; empty for `http`.
         labels: For operators.
         faults: Faults to start with.

@@ -70,7 +70,6 @@ def make_gateway() -> GatewayMaker:
                     host="127.0.0.1",
                     port=0,
                     shutdown_grace=config.shutdown_grace,
-                    clock=SystemClock(),
                 )
             )
             session = await stack.enter_async_context(

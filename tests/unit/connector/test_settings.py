@@ -37,6 +37,11 @@ def test_a_plane_is_read_with_what_it_needs() -> None:
     assert (settings.role, settings.labels) == ("both", {"zone": "a"})
 
 
+def test_a_plane_of_several_replicas_is_all_their_addresses() -> None:
+    """Addresses are separated by commas, and spaces around them do not matter."""
+    assert read(**PLANE | {"plane": "10.0.0.5:7000, plane:7000"}).plane == "10.0.0.5:7000,plane:7000"
+
+
 def test_every_setting_can_be_given() -> None:
     """Each field of the settings is one that operators can set."""
     everything: dict[str, Any] = {one.name: one.default for one in fields(Settings)}
@@ -49,6 +54,8 @@ def test_every_setting_can_be_given() -> None:
         ({"lease_tll": 5}, "unknown kvplane setting lease_tll"),
         ({"role": "decoder"}, "prefill, decode or both"),
         ({"plane": "10.0.0.5:7000"}, "engine_id"),
+        ({**PLANE, "plane": "10.0.0.5"}, "'10.0.0.5' is not an address"),
+        ({**PLANE, "plane": "10.0.0.5:7000,x"}, "'x' is not an address"),
         ({**PLANE, "endpoint": "10.0.0.7:8000"}, "http URL"),
         ({"lease_ttl": "30"}, "must be a number"),
         ({"lease_ttl": True}, "must be a number"),
