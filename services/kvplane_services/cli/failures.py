@@ -13,6 +13,7 @@ _EXTRAS = {
     "opentelemetry.exporter": "gateway",
     "prometheus_client": "gateway",
     "openai": "demo",
+    "etcd3": "etcd3",
 }
 
 

@@ -1,11 +1,11 @@
 """`kvplane leases`: EngineService and LeaseService."""
 
-from kvplane_services.adapters.memory import MemoryStore
 from kvplane_services.clock import Clock
 from kvplane_services.main.listeners import grpc_server, serving_grpc
 from kvplane_services.main.parts import leases_part
 from kvplane_services.main.prober import prober_of
 from kvplane_services.main.process import background, until_stopped
+from kvplane_services.main.store import LEASES_TABLES, opened_store
 from kvplane_services.settings import LeasesSettings
 
 
@@ -15,17 +15,20 @@ async def run_leases(settings: LeasesSettings, *, clock: Clock) -> None:
     Raises:
         InvalidRequest: The settings do not fit together.
         OSError: The address is taken.
+        StoreRefused: The store will not serve this process.
+        Unavailable: The store does not answer, at the start.
 
     """
-    leases = leases_part(settings, store=MemoryStore(clock=clock), clock=clock)
-    prober = prober_of(
-        settings.engines, section=settings.prober, directory=leases.directory, clock=clock
-    )
-    server = grpc_server(settings.grpc)
-    leases.add_to(server)
-    async with (
-        until_stopped() as stopped,
-        background(*leases.loops(), *prober),
-        serving_grpc(server, settings.grpc),
-    ):
-        await stopped.wait()
+    async with opened_store(settings.store, tables=LEASES_TABLES, clock=clock) as store:
+        leases = leases_part(settings, store=store, clock=clock)
+        prober = prober_of(
+            settings.engines, section=settings.prober, directory=leases.directory, clock=clock
+        )
+        server = grpc_server(settings.grpc)
+        leases.add_to(server)
+        async with (
+            until_stopped(delay=settings.stop.delay, clock=clock) as stop,
+            background(*leases.loops(), *prober),
+            serving_grpc(server, settings.grpc, stop=stop),
+        ):
+            await stop.due.wait()

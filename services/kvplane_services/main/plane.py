@@ -1,11 +1,11 @@
-"""`kvplane up`: everything in one process, with the embedded store."""
+"""`kvplane up`: everything in one process."""
 
-from kvplane_services.adapters.memory import MemoryStore
 from kvplane_services.clock import Clock
 from kvplane_services.main.listeners import grpc_server, serving_gateway, serving_grpc
-from kvplane_services.main.parts import add_registry, leases_part, registry_part, router_part
+from kvplane_services.main.parts import leases_part, registry_part, router_part
 from kvplane_services.main.prober import prober_of
 from kvplane_services.main.process import background, until_stopped
+from kvplane_services.main.store import PLANE_TABLES, opened_store
 from kvplane_services.settings import PlaneSettings
 
 
@@ -15,35 +15,37 @@ async def run_plane(settings: PlaneSettings, *, clock: Clock) -> None:
     Raises:
         InvalidRequest: The settings do not fit together.
         OSError: An address is taken.
+        StoreRefused: The store will not serve this process.
+        Unavailable: The store does not answer, at the start.
 
     """
-    store = MemoryStore(clock=clock)
-    leases = leases_part(settings, store=store, clock=clock)
-    registry = registry_part(
-        settings.sessions,
-        store=store,
-        leases=leases.manager.feed(),
-        control=leases.manager,
-        clock=clock,
-    )
-    router = router_part(
-        settings.router,
-        engines=leases.directory.feed(),
-        leases=leases.manager.feed(),
-        control=leases.manager,
-        clock=clock,
-    )
-    prober = prober_of(
-        settings.engines, section=settings.prober, directory=leases.directory, clock=clock
-    )
-    server = grpc_server(settings.grpc)
-    leases.add_to(server)
-    add_registry(server, registry)
-    router.add_to(server)
-    async with (
-        until_stopped() as stopped,
-        background(*leases.loops(), registry.run(), *router.loops(), *prober),
-        serving_grpc(server, settings.grpc),
-        serving_gateway(settings.gateway, router=router.decider, clock=clock),
-    ):
-        await stopped.wait()
+    async with opened_store(settings.store, tables=PLANE_TABLES, clock=clock) as store:
+        leases = leases_part(settings, store=store, clock=clock)
+        registry = registry_part(
+            settings.sessions,
+            store=store,
+            leases=leases.manager.feed(),
+            control=leases.manager,
+            clock=clock,
+        )
+        router = router_part(
+            settings.router,
+            engines=leases.directory.feed(),
+            leases=leases.manager.feed(),
+            control=leases.manager,
+            clock=clock,
+        )
+        prober = prober_of(
+            settings.engines, section=settings.prober, directory=leases.directory, clock=clock
+        )
+        server = grpc_server(settings.grpc)
+        leases.add_to(server)
+        registry.add_to(server)
+        router.add_to(server)
+        async with (
+            until_stopped(delay=settings.stop.delay, clock=clock) as stop,
+            background(*leases.loops(), *registry.loops(), *router.loops(), *prober),
+            serving_grpc(server, settings.grpc, stop=stop),
+            serving_gateway(settings.gateway, router=router.decider, clock=clock, stop=stop),
+        ):
+            await stop.due.wait()
