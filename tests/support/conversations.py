@@ -143,6 +143,8 @@ class Crowd:
         self._turns: list[Turn] = []
         self._faults: list[BaseException] = []
         self.conversations = [Conversation() for _ in range(clients)]
+        # Each held while a turn of that client runs.
+        self._talking = [threading.Lock() for _ in range(clients)]
         self._threads = [
             threading.Thread(target=self._converse, args=(number,)) for number in range(clients)
         ]
@@ -166,6 +168,13 @@ class Crowd:
             thread.start()
         self.until_all_spoke()
 
+    def retire(self, number: int) -> Conversation:
+        """Has a client begin another conversation; returns the one before, all turns over."""
+        with self._talking[number]:
+            before = self.conversations[number]
+            self.conversations[number] = Conversation()
+        return before
+
     def until_all_spoke(self, *, seconds: float = 60) -> None:
         """Waits until every conversation had another turn that was served."""
         already = len(self.turns)
@@ -187,7 +196,8 @@ class Crowd:
     def _converse(self, number: int) -> None:
         try:
             while not self._stop.is_set():
-                turn = self._take(self.conversations[number])
+                with self._talking[number]:
+                    turn = self._take(self.conversations[number])
                 with self._lock:
                     self._turns.append(turn)
                 pause(random.uniform(0.5, 1.5) * self._think)

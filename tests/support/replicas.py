@@ -28,7 +28,8 @@ SETTINGS = """
 [gateway]
 response_headers = true
 allow_strategy_header = true
-drain_delay = 1
+[stop]
+delay = 1
 [registration]
 ttl = 12
 heartbeat_interval = 0.25
@@ -128,7 +129,7 @@ class Deployment:
 
     Args:
         folder: For settings and logs.
-        etcd: Ports of etcd's nodes.
+        etcd: Ports of etcd's nodes; none for the embedded store.
         proxies: Makes the ways.
         count: How many replicas.
         settings: Of each, TOML.
@@ -152,7 +153,7 @@ class Deployment:
             name = f"replica-{number}"
             ways = [proxies.to(port) for port in etcd]
             self.to_etcd[name] = ways
-            store = "etcd://" + ",".join(way.target for way in ways)
+            store = "etcd://" + ",".join(way.target for way in ways) if ways else "memory"
             replica = Replica(name, folder, settings=settings, store=store)
             self.replicas.append(replica)
             self.from_engines[name] = proxies.to(replica.port)
