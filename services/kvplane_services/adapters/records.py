@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from kvplane.api.engine.v1 import engine_pb2
 from kvplane.api.lease.v1 import lease_pb2
-from kvplane.api.session.v1 import session_pb2
+from kvplane_services.adapters.session_records import packed_record
 from kvplane_services.engine.model import Engine, Home
 from kvplane_services.engine.ports import HOMES_TABLE
 from kvplane_services.engine.wire import engine_from_wire, engine_to_wire
@@ -19,8 +19,7 @@ from kvplane_services.errors import InvalidRequest
 from kvplane_services.lease.model import ClaimNote, Lease
 from kvplane_services.lease.wire import lease_from_wire, lease_to_wire
 from kvplane_services.records.v1 import claim_pb2, home_pb2, member_pb2
-from kvplane_services.session.model import Session
-from kvplane_services.session.wire import session_from_wire, session_to_wire
+from kvplane_services.session.record import PackedRecord
 from kvplane_services.store.members import Member
 from kvplane_services.store.ports import TableSpec
 
@@ -87,6 +86,4 @@ LEASES: TableSpec[Lease] = TableSpec(
 MEMBERS: TableSpec[Member] = TableSpec(
     "members", Member, _encoder(_member_to_wire), _decoder(member_pb2.Member, _member_from_wire)
 )
-SESSIONS: TableSpec[Session] = TableSpec(
-    "sessions", Session, _encoder(session_to_wire), _decoder(session_pb2.Session, session_from_wire)
-)
+SESSIONS: TableSpec[PackedRecord] = TableSpec("sessions", PackedRecord, bytes, packed_record)

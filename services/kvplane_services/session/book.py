@@ -1,155 +1,305 @@
-"""The book of sessions: every one that is remembered, and which is forgotten first."""
+"""The book of sessions: what the store has of each, and what the leases have said since.
+
+Every replica has all of it. What leases say is taken in here at once and waits to be written;
+what anybody wrote comes back from the store, and what waits is then taken in anew on top of it.
+"""
 
 import datetime as dt
-import logging
-from collections import OrderedDict
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvplane_services.clock import Clock
-from kvplane_services.deadlines import Deadlines
-from kvplane_services.errors import Unavailable
-from kvplane_services.lease.model import Lease
 from kvplane_services.session.config import SessionConfig
-from kvplane_services.session.history import etag_of
-from kvplane_services.session.model import Session, SessionKey
-from kvplane_services.store.journal import Journal
+from kvplane_services.session.history import News, Taken, joined, take
+from kvplane_services.session.model import Session
+from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
+from kvplane_services.session.seconds import Seconds
+from kvplane_services.session.view import shown
+from kvplane_services.session.wishes import Wishes
 
-_log = logging.getLogger(__name__)
-
-# Deleted keys remembered, so that a lease on its way out does not bring its session back.
-_MAX_DELETED = 4096
+_UNSEEN = SessionRecord()
 
 
 @dataclass(slots=True)
-class Entry:
-    """A session, its granted idle time in seconds, and the largest token of its leases."""
+class Unsaved:
+    """What the store does not have yet of a session.
 
-    session: Session
-    ttl: float
-    token: int = 0
+    Attributes:
+        since: When it came, on the monotonic clock.
+        record: The session with it.
+        news: The latest of each lease that is not in the store's record.
+        lost: What the store had before it lost it.
+
+    """
+
+    since: float
+    record: SessionRecord
+    news: dict[str, News] = field(default_factory=dict)
+    lost: SessionRecord | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A session, in few bytes: there may be a million.
+
+    `packed` and `revision` are the store's, None and 0 while it has nothing. `used_at` is the
+    monotonic time of the last change; `due` and `aged` are the seconds under which the entry
+    waits to be forgotten, and to make room, 0 for none.
+    """
+
+    name: str
+    packed: PackedRecord | None = None
+    revision: int = 0
+    unsaved: Unsaved | None = None
+    lease_id: str = ""
+    engine_id: str = ""
+    deleted: bool = False
+    used_at: float = 0.0
+    due: int = 0
+    aged: int = 0
 
 
 class SessionBook:
-    """Holds sessions, notes every change in the journal, and forgets the idle ones."""
+    """Holds sessions by their full names."""
 
-    def __init__(self, *, journal: Journal[Session], clock: Clock, config: SessionConfig) -> None:
-        self._journal = journal
+    def __init__(
+        self, *, codec: RecordCodec, wishes: Wishes, clock: Clock, config: SessionConfig
+    ) -> None:
+        self._codec = codec
+        self._wishes = wishes
         self._clock = clock
         self._config = config
         self._entries: dict[str, Entry] = {}
         self._holders: dict[str, Entry] = {}
-        # Sessions without a lease, the one idle longest first.
-        self._idle: OrderedDict[str, None] = OrderedDict()
-        self._deadlines = Deadlines()
-        self._deleted: OrderedDict[str, int] = OrderedDict()
+        self._unsaved: dict[str, Entry] = {}
+        # Revisions of forgotten sessions, of which the table may still be about to tell.
+        self._forgotten: dict[str, int] = {}
+        # Sessions without a lease, by when they are due to be forgotten, and by their last use.
+        self._due: Seconds[Entry] = Seconds()
+        self._aged: Seconds[Entry] = Seconds()
 
-    def find(self, key: SessionKey) -> Entry | None:
-        """The session's entry, if it is remembered."""
-        return self._entries.get(key.name)
+    def __len__(self) -> int:
+        return len(self._entries)
 
-    def holder_of(self, lease: str) -> Entry | None:
-        """The entry whose live lease has that full name."""
-        return self._holders.get(lease)
+    # -- Readers -----------------------------------------------------------------------------
+
+    def find(self, name: str) -> Entry | None:
+        """The session's entry, deleted ones included."""
+        return self._entries.get(name)
+
+    def record_of(self, entry: Entry) -> SessionRecord:
+        """All that is known of a session."""
+        if entry.unsaved is not None:
+            return entry.unsaved.record
+        return _UNSEEN if entry.packed is None else self._codec.unpack(entry.packed)
+
+    def holder_of(self, lease_id: str) -> Entry | None:
+        """The entry whose live lease that is."""
+        return self._holders.get(lease_id)
 
     def leases(self) -> AbstractSet[str]:
-        """Full names of all live leases."""
+        """Ids of all live leases."""
         return set(self._holders)
 
-    def entries(self) -> Iterable[tuple[str, Entry]]:
-        """All entries, with the names of their sessions."""
-        return self._entries.items()
+    def names(self) -> AbstractSet[str]:
+        """Full names of all sessions, deleted ones included."""
+        return set(self._entries)
 
-    def is_deleted(self, lease: Lease) -> bool:
-        """Whether the lease is of a session that was deleted after the lease was granted."""
-        return lease.fencing_token <= self._deleted.get(lease.session_key.name, 0)
+    def entries(self) -> Iterable[Entry]:
+        """All entries but deleted ones."""
+        return (entry for entry in self._entries.values() if not entry.deleted)
 
-    def make_room(self) -> bool:
-        """Forgets the sessions idle longest until one more fits; tells whether it does."""
-        while len(self._entries) >= self._config.max_sessions and self._idle:
-            self._drop(next(iter(self._idle)))
-        return len(self._entries) < self._config.max_sessions
-
-    def add(self, key: SessionKey, *, ttl: float) -> Entry:
-        """Enters a session without turns."""
-        now = self._clock.wall()
-        entry = Entry(Session(key=key, create_time=now, update_time=now), ttl=ttl)
-        self._entries[key.name] = entry
-        self._idle[key.name] = None
-        self._use(entry)
-        self._journal.put(key.name, self.view(entry))
-        return entry
-
-    def write(self, entry: Entry, session: Session, *, used: bool = False) -> None:
-        """Replaces a session; `used` starts its idle time anew, as does the loss of its lease."""
-        name = session.name
-        before = entry.session
-        lost = bool(before.lease) and not session.lease
-        if before.lease != session.lease:
-            self._holders.pop(before.lease, None)
-            if session.lease:
-                self._holders[session.lease] = entry
-        entry.session = session
-        if session.lease:
-            self._idle.pop(name, None)
-        elif used or lost:
-            self._idle[name] = None
-            self._idle.move_to_end(name)
-        if used or lost:
-            self._use(entry)
-        if session != before:
-            entry.session = replace(session, update_time=self._clock.wall())
-            self._journal.put(name, self.view(entry))
-
-    def remove(self, key: SessionKey, *, deleted: bool) -> None:
-        """Forgets a session; `deleted` keeps its leases so far from bringing it back."""
-        entry = self._entries.get(key.name)
-        if entry is not None and deleted:
-            self._deleted[key.name] = entry.token
-            self._deleted.move_to_end(key.name)
-            if len(self._deleted) > _MAX_DELETED:
-                self._deleted.popitem(last=False)
-        self._drop(key.name)
-
-    def sweep(self) -> None:
-        """Forgets sessions without a lease that were not used for their idle time."""
-        for name in self._deadlines.pop_due(self._clock.now()):
-            entry = self._entries[name]
-            if entry.session.lease:
-                self._use(entry)
-            else:
-                self._drop(name)
+    def unsaved(self) -> list[Entry]:
+        """Entries with something that the store does not have, the longest known first."""
+        return list(self._unsaved.values())
 
     def view(self, entry: Entry) -> Session:
         """The session as a reader sees it."""
-        deadline = self._deadlines.get(entry.session.name)
-        left = (deadline or self._clock.now()) - self._clock.now()
-        return replace(
-            entry.session,
-            etag=etag_of(entry.session),
-            expire_time=self._clock.wall() + dt.timedelta(seconds=left),
-        )
+        return self.shown(entry.name, self.record_of(entry))
 
-    async def flush(self) -> None:
-        """Publishes every change so far. Raises Unavailable; the rest is published later."""
-        await self._journal.flush()
+    def shown(self, name: str, record: SessionRecord) -> Session:
+        """A record of a session as a reader sees it."""
+        entry = self._entries.get(name)
+        now = self._clock.now()
+        left = (entry.used_at if entry else now) + record.ttl - now
+        return shown(name, record, expire_time=self._clock.wall() + dt.timedelta(seconds=left))
 
-    async def flush_or_wait(self) -> None:
-        """Publishes every change so far, or says that the store is away."""
-        try:
-            await self.flush()
-        except Unavailable as error:
-            _log.warning("changes of sessions wait for the store: %s", error.message)
+    def stamped(self, record: SessionRecord) -> SessionRecord:
+        """The record with the times of a change that is made now."""
+        now = self._clock.wall()
+        return replace(record, create_time=record.create_time or now, update_time=now)
 
-    def _use(self, entry: Entry) -> None:
-        self._deadlines.set(entry.session.name, self._clock.now() + entry.ttl)
+    # -- What leases say ---------------------------------------------------------------------
 
-    def _drop(self, name: str) -> None:
-        entry = self._entries.pop(name, None)
+    def take(self, name: str, news: News) -> Taken:
+        """Takes news of a lease in; what they change waits to be saved."""
+        entry = self._entries.get(name)
+        before = _UNSEEN if entry is None else self.record_of(entry)
+        taken = self._taken(before, news)
+        if taken.record is before:
+            return taken
+        taken = replace(taken, record=self.stamped(taken.record))
         if entry is None:
+            entry = self._entries[name] = Entry(name)
+        unsaved = entry.unsaved
+        if unsaved is None:
+            unsaved = entry.unsaved = Unsaved(self._clock.now(), taken.record)
+            self._unsaved[name] = entry
+        unsaved.record = taken.record
+        unsaved.news[news.lease_id] = news
+        self._look(entry, taken.record)
+        return taken
+
+    # -- What the store says -----------------------------------------------------------------
+
+    def adopt(
+        self, name: str, packed: PackedRecord | None, revision: int, *, anew: bool = False
+    ) -> None:
+        """Takes in what the store has of a session, None for nothing.
+
+        Args:
+            name: Full name of the session.
+            packed: The record.
+            revision: Revision that it was written or found missing at; what is older than what
+                is known is left out.
+            anew: Take it in even if it is older: the store has started over.
+
+        """
+        entry = self._entries.get(name)
+        if not anew and revision <= self._forgotten.get(name, 0):
             return
-        self._idle.pop(name, None)
-        self._holders.pop(entry.session.lease, None)
-        self._deadlines.drop(name)
-        self._journal.delete(name)
+        self._forgotten.pop(name, None)
+        if entry is None:
+            if packed is None:
+                return
+            entry = self._entries[name] = Entry(name)
+        elif not anew and revision <= entry.revision:
+            return
+        elif packed is not None and entry.packed == packed:
+            entry.revision = revision
+            return
+        entry.packed = packed
+        entry.revision = 0 if packed is None else revision
+        self._rebase(entry)
+
+    def lose(self, name: str) -> None:
+        """Takes in that the store, which started over, has nothing of a session that it had."""
+        entry = self._entries.get(name)
+        if entry is None or entry.packed is None:
+            return
+        record = self.record_of(entry)
+        entry.packed, entry.revision = None, 0
+        if entry.unsaved is None:
+            entry.unsaved = Unsaved(self._clock.now(), record)
+            self._unsaved[name] = entry
+        entry.unsaved.lost = record
+
+    def forget(self, entry: Entry) -> None:
+        """Drops a session."""
+        if self._entries.get(entry.name) is not entry:
+            return
+        del self._entries[entry.name]
+        if entry.revision:
+            self._forgotten[entry.name] = entry.revision
+        self._unsaved.pop(entry.name, None)
+        self._wishes.forget(entry.name)
+        if self._holders.get(entry.lease_id) is entry:
+            del self._holders[entry.lease_id]
+
+    # -- What is to be forgotten -------------------------------------------------------------
+
+    def due(self) -> Iterator[Entry]:
+        """Sessions without a lease that were not used for their idle time.
+
+        Each is given out again a while later, unless it is gone by then.
+        """
+        now = self._clock.now()
+        while (found := self._due.take(until=int(now))) is not None:
+            second, entry = found
+            if entry.due != second or self._entries.get(entry.name) is not entry:
+                continue
+            entry.due = 0
+            if entry.lease_id:
+                continue
+            due_at = entry.used_at + self.record_of(entry).ttl
+            if due_at > now:
+                self._wait(entry, due_at)
+            else:
+                self._wait(entry, now + self._config.min_ttl)
+                yield entry
+
+    def oldest(self) -> Entry | None:
+        """The session without a lease that was not used for longest, if there is any."""
+        while (found := self._aged.take()) is not None:
+            second, entry = found
+            if entry.aged != second or self._entries.get(entry.name) is not entry:
+                continue
+            entry.aged = 0
+            if entry.lease_id:
+                continue
+            if int(entry.used_at) > second:
+                self._age(entry)
+                continue
+            return entry
+        return None
+
+    # -- Steps -------------------------------------------------------------------------------
+
+    def _taken(self, record: SessionRecord, news: News) -> Taken:
+        return take(record, news, max_turns=self._config.max_turns, ttl=self._config.ttl)
+
+    def _rebase(self, entry: Entry) -> None:
+        """Takes in again, on top of the store's record, what that does not have."""
+        saved = _UNSEEN if entry.packed is None else self._codec.unpack(entry.packed)
+        unsaved = entry.unsaved
+        record = saved
+        if unsaved is not None:
+            if unsaved.lost is not None:
+                record = joined(saved, unsaved.lost, max_turns=self._config.max_turns)
+            missing: dict[str, News] = {}
+            for lease_id, news in unsaved.news.items():
+                after = self._taken(record, news).record
+                if after is not record:
+                    missing[lease_id] = news
+                    record = after
+            unsaved.news = missing
+            if record is saved or replace(record, update_time=saved.update_time) == saved:
+                entry.unsaved, record = None, saved
+                self._unsaved.pop(entry.name, None)
+            else:
+                unsaved.record = record = self.stamped(record)
+        if entry.packed is None and entry.unsaved is None:
+            self.forget(entry)
+        else:
+            self._look(entry, record)
+
+    def _look(self, entry: Entry, record: SessionRecord) -> None:
+        """Notes what is asked of an entry often, after its record changed."""
+        now = self._clock.now()
+        if entry.lease_id != record.lease_id:
+            if self._holders.get(entry.lease_id) is entry:
+                del self._holders[entry.lease_id]
+            # The text of the lease's own id, where that is at hand.
+            entry.lease_id = record.lease_id
+            if record.lease_id:
+                self._holders[record.lease_id] = entry
+        entry.engine_id = record.engine_id
+        entry.deleted = record.deleted
+        entry.used_at = now
+        self._wishes.see(entry.name, record, now)
+        if not entry.lease_id:
+            self._wait(entry, now + record.ttl)
+            if not entry.aged:
+                self._age(entry)
+
+    def _wait(self, entry: Entry, due_at: float) -> None:
+        second = math.ceil(due_at)
+        if not entry.due or second < entry.due:
+            entry.due = second
+            self._due.add(second, entry)
+
+    def _age(self, entry: Entry) -> None:
+        entry.aged = int(entry.used_at)
+        self._aged.add(entry.aged, entry)

@@ -23,11 +23,21 @@ class SessionConfig:
     # A kept session's lease is claimed for this long, again and again.
     claim_ttl: float = 30.0
     claim_interval: float = 10.0
-    # How often idle sessions are looked for.
+    # How often idle sessions, lost leases and unsaved changes are looked for.
     sweep_interval: float = 1.0
+    # A lease that vanished without an end counts for so long: its engine's home may put it back.
+    lost_grace: float = 30.0
+    # Changes that the replica which looks after a session does not save for so long are saved by
+    # whoever knows of them.
+    save_patience: float = 10.0
+    # How long a client's call waits for the store.
+    store_wait: float = 1.0
+    # A deleted session is remembered for so long, lest what engines still hold of it brings it
+    # back. No engine holds blocks for longer without a word from the plane.
+    remember_deleted: float = 3600.0
     # Sessions remembered; beyond it the one that has been idle longest is forgotten. Sessions
     # with a live lease are never forgotten: the engines' memory bounds them.
-    max_sessions: int = 100_000
+    max_sessions: int = 500_000
     # Latest turns remembered of each.
     max_turns: int = 32
 
@@ -40,6 +50,10 @@ class SessionConfig:
             raise ValueError("claim_interval must be positive and at most claim_ttl / 2")
         if self.sweep_interval <= 0 or self.max_sessions < 1 or self.max_turns < 1:
             raise ValueError("sweep_interval must be positive, and limits at least 1")
+        if min(self.lost_grace, self.save_patience, self.remember_deleted) < 0:
+            raise ValueError("lost_grace, save_patience and remember_deleted must not be negative")
+        if self.store_wait <= 0:
+            raise ValueError("store_wait must be positive")
 
     def clamp_ttl(self, ttl: float) -> float:
         """The idle time granted for a wish; zero or less means none."""

@@ -1,78 +1,272 @@
-"""What a lease's life means for its session. Pure."""
+"""What leases make of a session's record. Pure.
+
+A turn is one whatever leases follow on what it left: an engine that registers anew gets new
+leases on its old retentions. A session that was ended or deleted stays so until a turn comes that
+it was not ended over.
+"""
 
 import hashlib
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
 
 from kvplane_services.lease.model import Lease, LeaseState
-from kvplane_services.session.model import Session, SessionHints, SessionState, Turn
+from kvplane_services.session.model import SessionHints, SessionState
+from kvplane_services.session.record import KnownTurn, SessionRecord
 
 
-def with_turn(session: Session, lease: Lease, *, max_turns: int) -> Session:
-    """The session with the turn that left what `lease` is on, added or brought up to date."""
-    turn = Turn(
-        decision_id=lease.decision_id,
-        lease=lease.name,
-        engine=lease.engine,
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A lease that vanished without an end, and did not come back."""
+
+    lease_id: str
+
+
+News = Lease | Missed
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What news make of a record.
+
+    Attributes:
+        record: The record; the very same one if the news change nothing.
+        new_turn: Whether a turn was learnt of, and it is the session's latest.
+        over: Whether the lease is live though its turn is one that the session was ended over:
+            it is to be released.
+
+    """
+
+    record: SessionRecord
+    new_turn: bool = False
+    over: bool = False
+
+
+def identity_of(lease: Lease) -> bytes:
+    """What tells the turn that left what `lease` is on from all others of its session."""
+    parts = json.dumps([lease.engine_id, lease.retention_id, lease.decision_id])
+    return hashlib.blake2b(parts.encode(), digest_size=8).digest()
+
+
+def take(record: SessionRecord, news: News, *, max_turns: int, ttl: float) -> Taken:
+    """Takes news of one of the session's leases in. Taking them twice is taking them once.
+
+    Args:
+        record: The session so far; `SessionRecord()` for one that was never seen.
+        news: What became of a lease.
+        max_turns: Turns to be remembered.
+        ttl: Idle time of a session that a turn creates, in seconds.
+
+    """
+    if isinstance(news, Missed):
+        return Taken(_without_lease(record, news.lease_id))
+    identity = identity_of(news)
+    known = next((turn for turn in record.turns if turn.identity == identity), None)
+    if _is_over(record, news, known):
+        if known is None and news.fencing_token > record.hidden_token:
+            return Taken(_with_turn(record, news, identity, max_turns), over=_is_live(news))
+        return Taken(_with_end(record, news, known), over=_is_live(news))
+    if known is None:
+        if _is_forgotten(record, news, max_turns):
+            return Taken(record)
+        record = _with_turn(_opened(record, ttl=ttl), news, identity, max_turns)
+    elif _is_stale(known, news):
+        return Taken(record)
+    else:
+        record = _with_news(record, known, news)
+    return _with_lease(record, news, new=known is None)
+
+
+def ended(record: SessionRecord) -> SessionRecord:
+    """The session as ended over all its turns so far, and without hints for another one."""
+    return replace(
+        record,
+        state=SessionState.ENDED,
+        lease_id="",
+        engine_id="",
+        hints=SessionHints(),
+        over_token=max(record.over_token, record.token),
+    )
+
+
+def deleted(record: SessionRecord, *, remember: float) -> SessionRecord:
+    """What is left of a deleted session, for `remember` seconds: enough to know its turns by."""
+    over = ended(record)
+    return replace(
+        over, deleted=True, hidden_token=over.over_token, turn_count=0, ttl=remember, request_id=""
+    )
+
+
+def reborn(record: SessionRecord, *, ttl: float) -> SessionRecord:
+    """A session that begins under the key of one that was deleted, or never was."""
+    return SessionRecord(
+        turns=record.turns,
+        wish=record.wish,
+        token=record.token,
+        ttl=ttl,
+        over_token=record.over_token,
+        hidden_token=record.hidden_token,
+    )
+
+
+def joined(saved: SessionRecord, mine: SessionRecord, *, max_turns: int) -> SessionRecord:
+    """What is known of a session, where the store lost it and somebody began it anew.
+
+    Args:
+        saved: What the store has: younger, and without what was lost.
+        mine: What was known before.
+        max_turns: Turns to be remembered.
+
+    """
+    over = max(saved.over_token, mine.over_token)
+    old = {turn.identity: turn for turn in mine.turns}
+    added = [turn for turn in saved.turns if turn.identity not in old]
+    renewed = {
+        turn.identity: turn
+        for turn in saved.turns
+        if turn.identity in old and old[turn.identity].token > over
+    }
+    if opens := any(turn.token > over for turn in added):
+        mine = replace(_opened(mine, ttl=saved.ttl), create_time=mine.create_time)
+    turns = [renewed.get(turn.identity, turn) for turn in mine.turns]
+    for turn in added:
+        _insert(turns, turn)
+    wishes = saved if saved.wish > mine.wish or saved.over_token > mine.over_token else mine
+    record = replace(
+        mine,
+        turns=tuple(turns[-max_turns:]),
+        turn_count=max(saved.turn_count, mine.turn_count + len(added)),
+        hints=wishes.hints,
+        wish=max(saved.wish, mine.wish),
+        token=max(saved.token, mine.token),
+        over_token=over,
+        hidden_token=max(saved.hidden_token, mine.hidden_token),
+        deleted=saved.deleted or mine.deleted,
+        create_time=mine.create_time or saved.create_time,
+    )
+    live = {turn.lease_id for turn in (*added, *renewed.values())}
+    if saved.lease_id in live and (opens or mine.state is not SessionState.ENDED):
+        return replace(
+            record,
+            state=SessionState.RETAINED,
+            lease_id=saved.lease_id,
+            engine_id=saved.engine_id,
+        )
+    if saved.over_token > mine.over_token:
+        return replace(record, state=SessionState.ENDED, lease_id="", engine_id="")
+    return record
+
+
+# -- Steps -----------------------------------------------------------------------------------
+
+
+def _is_live(lease: Lease) -> bool:
+    return lease.state is LeaseState.ACTIVE
+
+
+def _is_over(record: SessionRecord, lease: Lease, known: KnownTurn | None) -> bool:
+    first = lease.fencing_token if known is None else min(lease.fencing_token, known.token)
+    return 0 < first <= record.over_token
+
+
+def _is_forgotten(record: SessionRecord, lease: Lease, max_turns: int) -> bool:
+    """Whether the turn was, or would be, cut from the history by later ones."""
+    full = len(record.turns) >= max_turns
+    return full and lease.fencing_token < min(turn.token for turn in record.turns)
+
+
+def _is_stale(known: KnownTurn, lease: Lease) -> bool:
+    """Whether more is known of the turn's retention than the news tell."""
+    if lease.lease_id != known.lease_id:
+        return lease.fencing_token < known.token
+    return bool(known.end_reason) and lease.state is not LeaseState.ENDED
+
+
+def _opened(record: SessionRecord, *, ttl: float) -> SessionRecord:
+    if record.deleted or not record.ttl:
+        return reborn(record, ttl=ttl)
+    if record.state is SessionState.ENDED:
+        return replace(record, state=SessionState.IDLE)
+    return record
+
+
+def _with_turn(
+    record: SessionRecord, lease: Lease, identity: bytes, max_turns: int
+) -> SessionRecord:
+    turns = list(record.turns)
+    turn = KnownTurn(
+        identity=identity,
+        token=lease.fencing_token,
+        lease_id=lease.lease_id,
+        engine_id=lease.engine_id,
         tokens=lease.tokens,
+        decision_id=lease.decision_id,
         finish_time=lease.create_time,
         end_reason=_end_reason(lease),
     )
-    known = [index for index, old in enumerate(session.turns) if old.lease == lease.name]
-    if known:
-        turns = list(session.turns)
-        turns[known[0]] = turn
-        return replace(session, turns=tuple(turns))
+    _insert(turns, turn)
+    return replace(record, turns=tuple(turns[-max_turns:]), turn_count=record.turn_count + 1)
+
+
+def _insert(turns: list[KnownTurn], turn: KnownTurn) -> None:
+    """Puts a turn behind the last one that was granted before it."""
+    place = len(turns)
+    while place and turns[place - 1].token > turn.token:
+        place -= 1
+    turns.insert(place, turn)
+
+
+def _with_end(record: SessionRecord, lease: Lease, known: KnownTurn | None) -> SessionRecord:
+    ended_now = lease.state is LeaseState.ENDED
+    if known is None or known.lease_id != lease.lease_id or not ended_now:
+        return record
+    return _with_news(record, known, lease)
+
+
+def _with_news(record: SessionRecord, known: KnownTurn, lease: Lease) -> SessionRecord:
+    turn = replace(
+        known,
+        token=lease.fencing_token,
+        lease_id=lease.lease_id,
+        tokens=lease.tokens,
+        end_reason=_end_reason(lease),
+    )
+    if turn == known:
+        return record
+    turns = tuple(turn if each is known else each for each in record.turns)
+    return replace(record, turns=turns)
+
+
+def _with_lease(record: SessionRecord, lease: Lease, *, new: bool) -> Taken:
+    latest = lease.fencing_token >= record.token
+    token = max(record.token, lease.fencing_token)
+    if not _is_live(lease):
+        if token != record.token:
+            record = replace(record, token=token)
+        record = _without_lease(record, lease.lease_id)
+    elif latest:
+        record = _with_live(record, lease)
+    if new and latest and record.hints.final_turn:
+        # The client said beforehand that this turn is the last.
+        return Taken(ended(record), new_turn=True, over=_is_live(lease))
+    return Taken(record, new_turn=new and latest)
+
+
+def _with_live(record: SessionRecord, lease: Lease) -> SessionRecord:
+    if (record.lease_id, record.token) == (lease.lease_id, lease.fencing_token):
+        return record
     return replace(
-        session,
-        turns=(*session.turns, turn)[-max_turns:],
-        turn_count=session.turn_count + 1,
+        record,
+        state=SessionState.RETAINED,
+        lease_id=lease.lease_id,
+        engine_id=lease.engine_id,
+        token=lease.fencing_token,
     )
 
 
-def knows_turn(session: Session, lease: Lease) -> bool:
-    """Whether the turn that left what `lease` is on is in the session's history."""
-    return any(turn.lease == lease.name for turn in session.turns)
-
-
-def with_end(session: Session, lease: Lease) -> Session:
-    """The session with the turn of an ended lease marked; others are left as they are."""
-    return replace(
-        session,
-        turns=tuple(
-            replace(turn, end_reason=_end_reason(lease)) if turn.lease == lease.name else turn
-            for turn in session.turns
-        ),
-    )
-
-
-def retained(session: Session, lease: Lease) -> Session:
-    """The session with a live lease."""
-    return replace(session, state=SessionState.RETAINED, lease=lease.name, engine=lease.engine)
-
-
-def without_lease(session: Session) -> Session:
-    """The session with no live lease."""
-    ended = session.state is SessionState.ENDED
-    state = SessionState.ENDED if ended else SessionState.IDLE
-    return replace(session, state=state, lease="", engine="")
-
-
-def ended(session: Session) -> Session:
-    """The session as ended: without a lease, and without hints for another turn."""
-    return without_lease(replace(session, state=SessionState.ENDED, hints=SessionHints()))
-
-
-def etag_of(session: Session) -> str:
-    """A digest of all that a reader sees of a session, times left out."""
-    seen = (
-        session.key,
-        session.state,
-        session.lease,
-        session.turns,
-        session.turn_count,
-        session.hints,
-    )
-    return hashlib.blake2b(repr(seen).encode(), digest_size=12).hexdigest()
+def _without_lease(record: SessionRecord, lease_id: str) -> SessionRecord:
+    if not record.lease_id or record.lease_id != lease_id:
+        return record
+    return replace(record, state=SessionState.IDLE, lease_id="", engine_id="")
 
 
 def _end_reason(lease: Lease) -> str:

@@ -1,79 +1,159 @@
 """Claims the leases of sessions whose client asked to be kept, and releases those not needed."""
 
+import asyncio
 import hashlib
 import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 from kvplane_services.clock import Clock
-from kvplane_services.errors import KvplaneError
-from kvplane_services.lease.model import RenewalOutcome
+from kvplane_services.errors import KvplaneError, LeaseFenced
+from kvplane_services.lease.model import Lease, RenewalOutcome
 from kvplane_services.lease.ports import MAX_HOLDER_BYTES, LeaseControl, LeaseRenewal
-from kvplane_services.session.book import Entry
+from kvplane_services.session.book import SessionBook
 from kvplane_services.session.config import SessionConfig
+from kvplane_services.session.record import SessionRecord
+from kvplane_services.session.shares import Shares
+from kvplane_services.session.wishes import Wishes
 
 _log = logging.getLogger(__name__)
 
+# Calls to the lease manager at once.
+_AT_ONCE = 32
+
 
 class Keeper:
-    """Remembers until when each session is to be kept, and claims and releases on its behalf."""
+    """Does at the lease manager what sessions need; of the sessions that this replica looks after.
 
-    def __init__(self, *, control: LeaseControl, clock: Clock, config: SessionConfig) -> None:
+    Args:
+        control: The lease manager.
+        book: The sessions.
+        wishes: Until when each is to be kept.
+        shares: Which sessions this replica looks after.
+        clock: Time.
+        config: Durations and bounds.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        control: LeaseControl,
+        book: SessionBook,
+        wishes: Wishes,
+        shares: Shares,
+        clock: Clock,
+        config: SessionConfig,
+    ) -> None:
         self._control = control
+        self._book = book
+        self._wishes = wishes
+        self._shares = shares
         self._clock = clock
         self._config = config
-        self._until: dict[str, tuple[Entry, float]] = {}
+        # Leases that are live though their session was ended: session and token, by lease.
+        self._owed: dict[str, tuple[str, int]] = {}
+        # What there is to do at once.
+        self._to_claim: set[str] = set()
+        self._to_release: set[str] = set()
+        self._wake = asyncio.Event()
 
-    def keep(self, entry: Entry, seconds: float) -> None:
-        """Keeps a session for that long from now on; the latest wish counts."""
-        self._until[entry.session.name] = (entry, self._clock.now() + seconds)
+    # -- What there is to do -----------------------------------------------------------------
 
-    def kept(self) -> list[Entry]:
-        """Sessions that are to be kept."""
-        return [entry for entry, _ in self._until.values()]
+    def claim_soon(self, name: str) -> None:
+        """Claims a session's new lease, if the session is to be kept."""
+        if self._wishes.remaining(name, self._clock.now()) > 0:
+            self._to_claim.add(name)
+            self._wake.set()
 
-    def expired(self) -> list[Entry]:
-        """Forgets the wishes that are over, and returns their sessions."""
-        now = self._clock.now()
-        over = [entry for entry, until in self._until.values() if until <= now]
-        for entry in over:
-            del self._until[entry.session.name]
-        return over
+    def release_soon(self, name: str, lease: Lease) -> None:
+        """Releases a lease until it is seen to be released."""
+        self._owed[lease.lease_id] = (name, lease.fencing_token)
+        self._to_release.add(lease.lease_id)
+        self._wake.set()
 
-    async def claim(self, entry: Entry) -> RenewalOutcome:
+    def released(self, lease_id: str) -> None:
+        """Notes that a lease is live no more."""
+        if self._owed:
+            self._owed.pop(lease_id, None)
+
+    def review(self) -> None:
+        """Looks anew at what this replica looks after: another one may be gone."""
+        self._to_claim.update(self._wishes.kept(self._clock.now()))
+        self._to_release.update(self._owed)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Does what there is to do, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            leases, self._to_release = self._to_release, set()
+            await self._each(self._try_release(lease) for lease in leases)
+            names, self._to_claim = self._to_claim, set()
+            await self._each(self._try_claim(name) for name in names if self._shares.mine(name))
+
+    # -- At the lease manager ----------------------------------------------------------------
+
+    async def claim(self, name: str) -> RenewalOutcome:
         """Claims the lease of a session that is to be kept, if it has one. Raises Unavailable."""
-        wish = self._until.get(entry.session.name)
-        if wish is None or not entry.session.lease:
-            return RenewalOutcome.NOT_FOUND
-        remaining = wish[1] - self._clock.now()
-        if remaining <= 0:
+        entry = self._book.find(name)
+        remaining = self._wishes.remaining(name, self._clock.now())
+        if entry is None or not entry.lease_id or remaining <= 0:
             return RenewalOutcome.NOT_FOUND
         renewal = LeaseRenewal(
-            lease=entry.session.lease,
-            fencing_token=entry.token,
+            lease=f"leases/{entry.lease_id}",
+            fencing_token=live_token(self._book.record_of(entry)),
             ttl=min(self._config.claim_ttl, remaining),
         )
-        (outcome,) = await self._control.renew(holder_of(entry.session.name), [renewal])
+        (outcome,) = await self._control.renew(holder_of(name), [renewal])
         return outcome
 
-    async def try_claim(self, entry: Entry) -> None:
-        """Claims as `claim` does; a claim that fails is logged."""
+    async def drop(self, name: str, record: SessionRecord) -> None:
+        """Gives the claim of a session up. Raises Unavailable."""
+        if not record.lease_id or not record.hints.keep_for:
+            return
+        renewal = LeaseRenewal(f"leases/{record.lease_id}", live_token(record), drop=True)
+        await self._control.renew(holder_of(name), [renewal])
+
+    async def release(self, name: str, record: SessionRecord) -> None:
+        """Gives a session's claim up, and releases its lease. Raises LeaseFenced, Unavailable."""
+        await self.drop(name, record)
+        if record.lease_id:
+            await self._control.release(f"leases/{record.lease_id}", live_token(record))
+
+    # -- Steps -------------------------------------------------------------------------------
+
+    async def _each(self, calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+        waiting = list(calls)
+        for start in range(0, len(waiting), _AT_ONCE):
+            await asyncio.gather(*waiting[start : start + _AT_ONCE])
+
+    async def _try_claim(self, name: str) -> None:
         try:
-            await self.claim(entry)
+            await self.claim(name)
         except KvplaneError as error:
             # Claimed again at the next interval, well within the lease's TTL.
-            _log.warning("%s was not claimed: %s", entry.session.lease, error.message)
+            _log.warning("%s was not claimed: %s", name, error.message)
 
-    async def drop(self, entry: Entry) -> None:
-        """Keeps a session no more, and gives its claim up. Raises Unavailable."""
-        if self._until.pop(entry.session.name, None) is None or not entry.session.lease:
+    async def _try_release(self, lease_id: str) -> None:
+        owed = self._owed.get(lease_id)
+        if owed is None or not self._shares.mine(owed[0]):
             return
-        renewal = LeaseRenewal(entry.session.lease, entry.token, drop=True)
-        await self._control.renew(holder_of(entry.session.name), [renewal])
+        try:
+            await self._control.release(f"leases/{lease_id}", owed[1])
+        except LeaseFenced:
+            # Not the lease that was seen; what is there now is still to be told.
+            self._owed.pop(lease_id, None)
+        except KvplaneError as error:
+            # Released again at the next interval; and nobody claims it.
+            _log.warning("leases/%s was not released: %s", lease_id, error.message)
 
-    async def release(self, entry: Entry) -> None:
-        """Keeps a session no more, and releases its lease. Raises LeaseFenced, Unavailable."""
-        await self.drop(entry)
-        if entry.session.lease:
-            await self._control.release(entry.session.lease, entry.token)
+
+def live_token(record: SessionRecord) -> int:
+    """The fencing token of a session's live lease."""
+    tokens = (turn.token for turn in record.turns if turn.lease_id == record.lease_id)
+    return next(tokens, record.token)
 
 
 def holder_of(session: str) -> str:

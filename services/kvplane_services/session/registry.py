@@ -1,40 +1,69 @@
 """The session registry: which conversation holds which lease, and what its client hinted.
 
 It follows the leases, in this process or in another, and never decides what an engine keeps:
-hints become claims and releases at the lease manager.
+hints become claims and releases at the lease manager. Any replica answers for any session; what
+one writes, the others see by the store.
 
-Not promised: that it has seen the very latest lease. It lags its feed by a moment, and reads
-tell what it has seen.
+Promised:
+- A session that was ended or deleted is not opened again by what it was ended over, whatever
+  leases follow on that.
+- A turn is in the history once, also if its lease ended before anybody saw it live.
+- A wish to be kept outlives the replica that took it.
+
+Not promised:
+- That it has seen the very latest lease, or another replica's latest write. It lags both by a
+  moment, and reads tell what it has seen.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from urllib.parse import quote
 
 from kvplane_services.clock import Clock
-from kvplane_services.errors import AlreadyExists, Conflict, InvalidRequest, NotFound, Saturated
+from kvplane_services.errors import (
+    AlreadyExists,
+    Conflict,
+    InvalidRequest,
+    KvplaneError,
+    NotFound,
+    Saturated,
+)
 from kvplane_services.lease.model import Lease, RenewalOutcome
 from kvplane_services.lease.ports import LeaseControl
-from kvplane_services.session.book import Entry, SessionBook
+from kvplane_services.session.book import SessionBook
+from kvplane_services.session.changes import Changes, Decide
 from kvplane_services.session.config import SessionConfig
+from kvplane_services.session.feed import SessionEvents
 from kvplane_services.session.follower import LeaseFollower
-from kvplane_services.session.history import ended, etag_of
+from kvplane_services.session.history import deleted, ended, reborn
 from kvplane_services.session.keeper import Keeper
 from kvplane_services.session.model import Session, SessionHints, SessionKey
+from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
+from kvplane_services.session.record_follower import RecordFollower
+from kvplane_services.session.saver import Saver
+from kvplane_services.session.shares import Shares
+from kvplane_services.session.wishes import Wishes
 from kvplane_services.store.feeds import TableFeed
-from kvplane_services.store.journal import Journal
+from kvplane_services.store.members import Members
 from kvplane_services.store.paging import Page, PageRequest
 from kvplane_services.store.ports import Event, Feed, Table
 from kvplane_services.store.requests import RequestMemory
+
+_log = logging.getLogger(__name__)
 
 
 class SessionRegistry:
     """Follows leases, remembers sessions, and passes hints on.
 
     Args:
-        table: Where sessions are published.
+        table: Where sessions are written.
+        codec: Writes them down.
         leases: All leases, and their changes.
         control: The lease manager.
+        members: Which replicas are alive; this one is among them.
+        reachable: Whether the store is likely to answer.
         clock: Time.
         config: Durations and bounds.
 
@@ -43,21 +72,56 @@ class SessionRegistry:
     def __init__(
         self,
         *,
-        table: Table[Session],
+        table: Table[PackedRecord],
+        codec: RecordCodec,
         leases: Feed[Lease],
         control: LeaseControl,
+        members: Members,
+        reachable: Callable[[], bool],
         clock: Clock,
         config: SessionConfig | None = None,
     ) -> None:
         self._table = table
         self._clock = clock
-        self._config = config or SessionConfig()
-        self._book = SessionBook(journal=Journal(table=table), clock=clock, config=self._config)
-        self._keeper = Keeper(control=control, clock=clock, config=self._config)
-        self._follower = LeaseFollower(
-            leases=leases, book=self._book, keeper=self._keeper, config=self._config
+        self._config = config = config or SessionConfig()
+        self._shares = shares = Shares(members)
+        self._wishes = wishes = Wishes()
+        self._book = book = SessionBook(codec=codec, wishes=wishes, clock=clock, config=config)
+        self._saver = saver = Saver(
+            table=table,
+            reachable=reachable,
+            book=book,
+            codec=codec,
+            shares=shares,
+            clock=clock,
+            config=config,
         )
+        self._keeper = keeper = Keeper(
+            control=control, book=book, wishes=wishes, shares=shares, clock=clock, config=config
+        )
+        self._changes = Changes(
+            table=table,
+            reachable=reachable,
+            book=book,
+            codec=codec,
+            saver=saver,
+            clock=clock,
+            config=config,
+        )
+        self._records = RecordFollower(
+            records=TableFeed(table=table, clock=clock),
+            book=book,
+            saver=saver,
+            keeper=keeper,
+            wishes=wishes,
+            clock=clock,
+        )
+        self._follower = LeaseFollower(
+            leases=leases, book=book, saver=saver, keeper=keeper, clock=clock, config=config
+        )
+        self._events = SessionEvents(table=table, book=book, codec=codec, clock=clock)
         self._requests: RequestMemory[tuple[Session, float]] = RequestMemory()
+        members.listen(self._review)
 
     # -- Callers -----------------------------------------------------------------------------
 
@@ -71,58 +135,72 @@ class SessionRegistry:
     ) -> tuple[Session, float]:
         """Creates a session before its first turn; returns it and the granted idle time.
 
+        A retry with the same request id returns the first answer at the replica that gave it,
+        and the session as it is by then at another.
+
         Raises:
             InvalidRequest: The key, a hint or the request id is malformed.
             AlreadyExists: There is a session of that key.
             Saturated: As many sessions as can be remembered have live leases.
-            Unavailable: The store cannot be reached.
+            Unavailable: The lease manager or the store cannot be reached.
 
         """
         key.validate()
-        if hints is not None:
-            _check_keep(hints.keep_for)
+        hints = hints or SessionHints()
         asked = (key, hints, ttl)
         first = self._requests.find(request_id, asked, self._clock.now())
         if first is not None:
             return first
-        if self._book.find(key) is not None:
-            raise AlreadyExists(f"{key.name} exists: update or touch it", session=key.name)
-        if not self._book.make_room():
-            raise Saturated(
-                f"all {self._config.max_sessions} sessions have live leases",
-                retry_after=self._config.claim_interval,
+        name = key.name
+
+        async def decide(record: SessionRecord | None) -> SessionRecord:
+            if record is None and not self._saver.make_room():
+                raise Saturated(
+                    f"all {self._config.max_sessions} sessions have live leases",
+                    retry_after=self._config.claim_interval,
+                )
+            if record is not None and not record.deleted:
+                if request_id and record.request_id == request_id:
+                    return record
+                raise AlreadyExists(f"{name} exists: update or touch it", session=name)
+            new = reborn(record or SessionRecord(), ttl=self._config.clamp_ttl(ttl))
+            return self._hinted(
+                replace(new, request_id=request_id), hints.keep_for, final_turn=hints.final_turn
             )
-        granted = self._config.clamp_ttl(ttl)
-        entry = self._book.add(key, ttl=granted)
-        if hints is not None:
-            self._set_hints(entry, keep_for=hints.keep_for, final_turn=hints.final_turn)
-        answer = (self._book.view(entry), granted)
+
+        record = await self._make(name, decide)
+        answer = (self._book.shown(name, record), record.ttl)
         self._requests.remember(request_id, asked, answer, self._clock.now())
-        await self._book.flush()
         return answer
 
     def get(self, key: SessionKey) -> Session:
         """The session. Raises NotFound."""
-        return self._book.view(self._entry(key))
+        entry = self._book.find(key.name)
+        if entry is None or entry.deleted:
+            raise _not_found(key.name)
+        return self._book.view(entry)
 
     async def list(
         self, page: PageRequest, *, tenant: str = "", model: str = "", engine: str = ""
     ) -> Page[Session]:
         """Sessions by name; `engine` is a full name. Raises InvalidRequest, Unavailable."""
         revision = await self._table.revision()
+        start = f"sessions/{quote(tenant, safe='')}:" if tenant else ""
+        second = quote(model, safe="")
+        engine_id = engine.removeprefix("engines/")
         entries = (
-            (name, entry)
-            for name, entry in self._book.entries()
-            if tenant in ("", entry.session.key.tenant)
-            and model in ("", entry.session.key.model)
-            and engine in ("", entry.session.engine)
+            entry
+            for entry in self._book.entries()
+            if entry.name.startswith(start)
+            and second in ("", entry.name.split(":", 2)[1])
+            and engine_id in ("", entry.engine_id)
         )
         return page.take(
             entries,
-            key=lambda named: named[0],
+            key=lambda entry: entry.name,
             filters=("sessions", tenant, model, engine),
             revision=revision,
-        ).map(lambda named: self._book.view(named[1]))
+        ).map(self._book.view)
 
     async def update(
         self,
@@ -145,15 +223,21 @@ class SessionRegistry:
             Unavailable: The lease manager or the store cannot be reached.
 
         """
-        entry = self._entry(key)
-        _check_etag(entry, etag)
-        self._set_hints(entry, keep_for=keep_for, final_turn=final_turn)
-        if entry.session.hints.keep_for == 0:
-            await self._keeper.drop(entry)
+        name = key.name
+        kept = SessionRecord()
+
+        async def decide(record: SessionRecord | None) -> SessionRecord:
+            nonlocal kept
+            kept = _existing(name, record)
+            self._check_etag(name, kept, etag)
+            return self._hinted(kept, keep_for, final_turn=final_turn)
+
+        record = await self._make(name, decide)
+        if not record.hints.keep_for:
+            await self._keeper.drop(name, kept)
         elif keep_for is not None:
-            await self._keeper.claim(entry)
-        await self._book.flush()
-        return self._book.view(entry)
+            await self._claim(name)
+        return self._book.shown(name, record)
 
     async def delete(self, key: SessionKey, *, etag: str = "") -> None:
         """Releases a session's lease and forgets the session. Does nothing if there is none.
@@ -163,13 +247,16 @@ class SessionRegistry:
             Unavailable: The lease manager or the store cannot be reached.
 
         """
-        entry = self._book.find(key)
-        if entry is None:
-            return
-        _check_etag(entry, etag)
-        await self._keeper.release(entry)
-        self._book.remove(key, deleted=True)
-        await self._book.flush()
+        name = key.name
+
+        async def decide(record: SessionRecord | None) -> SessionRecord | None:
+            if record is None or record.deleted:
+                return None
+            self._check_etag(name, record, etag)
+            await self._keeper.release(name, record)
+            return deleted(record, remember=self._config.remember_deleted)
+
+        await self._changes.make(name, decide)
 
     async def touch(self, key: SessionKey, keep_for: float = 0.0) -> tuple[Session, float]:
         """Keeps a session's lease claimed for a while, and the leases that follow it.
@@ -185,13 +272,16 @@ class SessionRegistry:
 
         """
         _check_keep(keep_for)
-        entry = self._entry(key)
+        name = key.name
         granted = self._config.clamp_keep(keep_for)
-        self._set_hints(entry, keep_for=granted)
-        outcome = await self._keeper.claim(entry)
-        await self._book.flush()
+
+        async def decide(record: SessionRecord | None) -> SessionRecord:
+            return self._hinted(_existing(name, record), granted)
+
+        record = await self._make(name, decide)
+        outcome = await self._claim(name)
         kept = granted if outcome is RenewalOutcome.RENEWED else 0.0
-        return self._book.view(entry), kept
+        return self._book.shown(name, record), kept
 
     async def end(self, key: SessionKey) -> Session:
         """Releases a session's lease and marks the session ended.
@@ -201,83 +291,114 @@ class SessionRegistry:
             Unavailable: The lease manager or the store cannot be reached.
 
         """
-        entry = self._entry(key)
-        await self._keeper.release(entry)
-        self._book.write(entry, ended(entry.session), used=True)
-        await self._book.flush()
-        return self._book.view(entry)
+        name = key.name
+
+        async def decide(record: SessionRecord | None) -> SessionRecord:
+            found = _existing(name, record)
+            await self._keeper.release(name, found)
+            return ended(found)
+
+        return self._book.shown(name, await self._make(name, decide))
 
     def feed(self) -> Feed[Session]:
         """All sessions by name, then every change."""
-        return TableFeed(table=self._table, clock=self._clock)
+        return self._events
 
     def watch(self, *, after: int = 0) -> AsyncIterator[Event[Session]]:
         """See `Table.watch`."""
-        return self._table.watch(after=after)
+        return self._events.watch(after=after)
 
     # -- Loops -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follows leases, claims what is kept, and forgets what is idle, until cancelled."""
+        """Follows leases and other replicas, claims what is kept, and forgets what is idle."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follower.run())
+            tasks.create_task(self._records.run())
+            tasks.create_task(self._saver.run())
+            tasks.create_task(self._keeper.run())
             tasks.create_task(self._claim_forever())
             tasks.create_task(self._sweep_forever())
-
-    async def _claim_kept(self) -> None:
-        """Claims the leases of all sessions that are kept, and ends wishes that are over."""
-        for entry in self._keeper.expired():
-            hints = replace(entry.session.hints, keep_for=0.0)
-            self._book.write(entry, replace(entry.session, hints=hints))
-        for entry in self._keeper.kept():
-            await self._keeper.try_claim(entry)
+            await self._records.loaded()
+            tasks.create_task(self._follower.run())
 
     async def _claim_forever(self) -> None:
         while True:
             await self._clock.sleep(self._config.claim_interval)
-            await self._claim_kept()
-            await self._book.flush_or_wait()
+            await self._end_wishes()
+            self._keeper.review()
+
+    async def _end_wishes(self) -> None:
+        """Takes wishes that are over out of the records of sessions looked after here."""
+
+        async def decide(record: SessionRecord | None) -> SessionRecord | None:
+            if record is None or self._wishes.remaining(name, self._clock.now()) > 0:
+                return None  # There is a new wish.
+            return replace(record, hints=replace(record.hints, keep_for=0.0))
+
+        for name in self._wishes.over(self._clock.now()):
+            if not self._shares.mine(name):
+                continue
+            try:
+                await self._changes.make(name, decide)
+            except KvplaneError as error:
+                _log.warning("%s stays marked as kept for a while: %s", name, error.message)
+                return
 
     async def _sweep_forever(self) -> None:
         while True:
             await self._clock.sleep(self._config.sweep_interval)
-            self._book.sweep()
-            await self._book.flush_or_wait()
+            for entry in self._book.due():
+                if self._shares.mine(entry.name):
+                    self._saver.forget(entry)
+            self._follower.sweep()
+            self._saver.review()
 
-    # -- Hints -------------------------------------------------------------------------------
+    def _review(self) -> None:
+        self._saver.review()
+        self._keeper.review()
 
-    def _set_hints(
-        self, entry: Entry, *, keep_for: float | None = None, final_turn: bool | None = None
-    ) -> None:
-        hints = entry.session.hints
+    # -- Steps -------------------------------------------------------------------------------
+
+    async def _make(self, name: str, decide: Decide) -> SessionRecord:
+        record = await self._changes.make(name, decide)
+        return _existing(name, record)
+
+    async def _claim(self, name: str) -> RenewalOutcome:
+        self._wishes.is_new(name)  # Claimed here and now.
+        return await self._keeper.claim(name)
+
+    def _hinted(
+        self, record: SessionRecord, keep_for: float | None, *, final_turn: bool | None = None
+    ) -> SessionRecord:
+        hints, wish = record.hints, record.wish
         if keep_for is not None:
             _check_keep(keep_for)
             granted = self._config.clamp_keep(keep_for) if keep_for else 0.0
-            hints = replace(hints, keep_for=granted)
-            if granted:
-                self._keeper.keep(entry, granted)
+            hints, wish = replace(hints, keep_for=granted), wish + (granted > 0)
         if final_turn is not None:
             hints = replace(hints, final_turn=final_turn)
             if final_turn:
                 hints = replace(hints, keep_for=0.0)
-        self._book.write(entry, replace(entry.session, hints=hints), used=True)
+        return replace(record, hints=hints, wish=wish)
 
-    def _entry(self, key: SessionKey) -> Entry:
-        entry = self._book.find(key)
-        if entry is None:
-            raise NotFound(
-                f"there is no {key.name}: it is created by its first turn, or by CreateSession",
-                session=key.name,
+    def _check_etag(self, name: str, record: SessionRecord, etag: str) -> None:
+        if etag and etag != self._book.shown(name, record).etag:
+            raise Conflict(
+                f"{name} was changed since its etag was read: read it again and retry",
+                session=name,
             )
-        return entry
 
 
-def _check_etag(entry: Entry, etag: str) -> None:
-    if etag and etag != etag_of(entry.session):
-        raise Conflict(
-            f"{entry.session.name} was changed since its etag was read: read it again and retry",
-            session=entry.session.name,
-        )
+def _existing(name: str, record: SessionRecord | None) -> SessionRecord:
+    if record is None or record.deleted:
+        raise _not_found(name)
+    return record
+
+
+def _not_found(name: str) -> NotFound:
+    return NotFound(
+        f"there is no {name}: it is created by its first turn, or by CreateSession", session=name
+    )
 
 
 def _check_keep(keep_for: float) -> None:

@@ -4,11 +4,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from kvplane_services.adapters.records import SESSIONS
+from kvplane_services.adapters.session_records import SessionCodec
 from kvplane_services.errors import (
     Unavailable,
 )
 from kvplane_services.lease.model import EndReason, Lease, LeaseState, RenewalOutcome
 from kvplane_services.lease.ports import LeaseRenewal
+from kvplane_services.session.model import SessionState
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.store.ports import Event, Upserted
 from tests.support.clock import FakeClock
@@ -82,8 +84,11 @@ class Remote:
         self.plane = StatePlane()
         self.registry = SessionRegistry(
             table=self.plane.store.table(SESSIONS),
+            codec=SessionCodec(),
             leases=self.leases,
             control=self.leases,
+            members=self.plane.members,
+            reachable=lambda: True,
             clock=self.plane.clock,
         )
         self.plane.registry = self.registry
@@ -91,3 +96,6 @@ class Remote:
     async def hear(self, *events: Event[Lease]) -> None:
         self.leases.send(*events)
         await self.plane.settle()
+
+    def state(self, session_id: str = "s") -> SessionState:
+        return self.registry.get(key_of(session_id)).state

@@ -101,16 +101,20 @@ async def test_a_new_registry_learns_history_in_order(remote: Remote) -> None:
 
 
 async def test_what_a_fresh_start_leaves_out_is_over(remote: Remote) -> None:
-    """After Reset only what is seen again before Synced has a lease."""
-    await remote.hear(upserted(lease(1, "a")), upserted(lease(2, "b")), Synced(1))
+    """After Reset only what is seen again, at the latest a grace after Synced, has a lease."""
+    leases = [upserted(lease(number, name)) for number, name in enumerate("abc", start=1)]
+    await remote.hear(*leases, Synced(1))
 
-    await remote.hear(Reset(), upserted(lease(2, "b")))
-    assert remote.registry.get(key_of("a")).state is SessionState.RETAINED
-    await remote.hear(Synced(2))
+    await remote.hear(Reset(), upserted(lease(2, "b")), Synced(2))
+    assert remote.state("a") is SessionState.RETAINED
+    await remote.plane.clock.advance(29)
+    await remote.hear(upserted(lease(3, "c"), 3))
+    assert remote.state("a") is SessionState.RETAINED
+    await remote.plane.clock.advance(2)
 
-    assert remote.registry.get(key_of("a")).state is SessionState.IDLE
-    assert remote.registry.get(key_of("b")).state is SessionState.RETAINED
-    assert remote.registry.get(key_of("b")).turn_count == 1
+    assert remote.state("a") is SessionState.IDLE
+    assert remote.state("b") is remote.state("c") is SessionState.RETAINED
+    assert [remote.registry.get(key_of(name)).turn_count for name in "abc"] == [1, 1, 1]
 
 
 async def test_a_fresh_start_does_not_revive_deleted_sessions(remote: Remote) -> None:
@@ -124,13 +128,21 @@ async def test_a_fresh_start_does_not_revive_deleted_sessions(remote: Remote) ->
         remote.registry.get(key_of())
 
 
-async def test_a_removed_lease_leaves_its_session_idle(remote: Remote) -> None:
-    """A lease that is forgotten without an end is over all the same."""
-    await remote.hear(upserted(lease(1)), Synced(1))
+async def test_a_lease_that_vanishes_counts_for_a_grace(remote: Remote) -> None:
+    """The store may have lost it, and its engine's home puts it back; else it is over."""
+    await remote.hear(upserted(lease(1, "back")), upserted(lease(2, "gone")), Synced(1))
 
-    await remote.hear(Removed("l1", 2))
+    await remote.hear(Removed("l1", 2), Removed("l2", 2))
+    await remote.plane.clock.advance(20)
+    await remote.hear(upserted(lease(1, "back"), 3))
+    assert remote.state("gone") is SessionState.RETAINED
+    await remote.plane.clock.advance(20)
 
-    assert remote.registry.get(key_of()).state is SessionState.IDLE
+    assert remote.state("back") is SessionState.RETAINED
+    assert remote.state("gone") is SessionState.IDLE
+    await remote.hear(upserted(lease(2, "gone"), 4))
+    assert remote.state("gone") is SessionState.RETAINED
+    assert remote.registry.get(key_of("gone")).turn_count == 1
 
 
 async def test_an_older_leases_news_do_not_take_the_session_back(remote: Remote) -> None:

@@ -1,0 +1,162 @@
+"""Writes down what leases say of sessions, and takes away those that are forgotten.
+
+Each write names the revision that it was decided on. What somebody else wrote in between is read,
+and what is still missing from it is written on top.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import islice
+
+from kvplane_services.clock import Clock, jittered
+from kvplane_services.errors import Conflict, Unavailable
+from kvplane_services.session.book import Entry, SessionBook
+from kvplane_services.session.config import SessionConfig
+from kvplane_services.session.record import PackedRecord, RecordCodec
+from kvplane_services.session.shares import Shares
+from kvplane_services.store.ports import MAX_CHANGES, Delete, Put, Table
+
+_log = logging.getLogger(__name__)
+
+
+class Saver:
+    """Brings what waits in the book into the table.
+
+    Args:
+        table: Where sessions are written.
+        reachable: Whether the store is likely to answer.
+        book: The sessions.
+        codec: Writes records down.
+        shares: Which sessions this replica looks after.
+        clock: Time.
+        config: Durations and bounds.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        table: Table[PackedRecord],
+        reachable: Callable[[], bool],
+        book: SessionBook,
+        codec: RecordCodec,
+        shares: Shares,
+        clock: Clock,
+        config: SessionConfig,
+    ) -> None:
+        self._table = table
+        self._reachable = reachable
+        self._book = book
+        self._codec = codec
+        self._shares = shares
+        self._clock = clock
+        self._config = config
+        self._queue: dict[str, Entry] = {}
+        # Revisions of forgotten sessions that the store still has.
+        self._deletions: dict[str, int] = {}
+        self._wake = asyncio.Event()
+        self._reachable_since = clock.now()
+
+    def note(self, name: str) -> None:
+        """Writes a session soon, if something of it waits and this replica looks after it."""
+        entry = self._book.find(name)
+        if entry is not None and entry.unsaved is not None and self._shares.mine(name):
+            self._put_in(entry)
+
+    def review(self) -> None:
+        """Looks for what waits though nobody wrote it: its keeper may be gone, or have changed."""
+        now = self._clock.now()
+        if not self._reachable():
+            self._reachable_since = now
+        longest = now - self._config.save_patience
+        late = self._reachable_since <= longest
+        for entry in self._book.unsaved():
+            since = entry.unsaved.since if entry.unsaved else now
+            if (late and since <= longest) or self._shares.mine(entry.name):
+                self._put_in(entry)
+
+    def forget(self, entry: Entry) -> None:
+        """Forgets a session, and takes it out of the store if this replica looks after it."""
+        self._queue.pop(entry.name, None)
+        self._book.forget(entry)
+        if entry.revision and self._shares.mine(entry.name):
+            self._deletions[entry.name] = entry.revision
+            self._wake.set()
+
+    def make_room(self) -> bool:
+        """Forgets the sessions idle longest until one more fits; tells whether it does."""
+        while len(self._book) >= self._config.max_sessions:
+            entry = self._book.oldest()
+            if entry is None:
+                return False
+            self.forget(entry)
+        return True
+
+    async def run(self) -> None:
+        """Writes whenever something waits, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue or self._deletions:
+                try:
+                    await self._write_some()
+                except Unavailable as error:
+                    _log.warning("changes of sessions wait for the store: %s", error.message)
+                    await self._clock.sleep(jittered(error.retry_after))
+
+    async def read_again(self, name: str) -> None:
+        """Takes in what the store has of a session now. Raises Unavailable."""
+        found = await self._table.get(name, current=True)
+        if found is None:
+            self._book.adopt(name, None, 0, anew=True)
+        else:
+            self._book.adopt(name, found.value, found.revision, anew=True)
+
+    # -- Steps -------------------------------------------------------------------------------
+
+    def _put_in(self, entry: Entry) -> None:
+        self._queue[entry.name] = entry
+        self._wake.set()
+
+    async def _write_some(self) -> None:
+        changes: list[Put[PackedRecord] | Delete] = []
+        for name, entry in tuple(islice(self._queue.items(), MAX_CHANGES)):
+            if entry.unsaved is None or self._book.find(name) is not entry:
+                del self._queue[name]
+                continue
+            packed = self._codec.pack(entry.unsaved.record)
+            changes.append(Put(name, packed, expected=entry.revision))
+        for name, revision in tuple(islice(self._deletions.items(), MAX_CHANGES - len(changes))):
+            if name in self._queue:
+                continue  # It came back: written over, or found when the write is refused.
+            changes.append(Delete(name, expected=revision))
+        await self._write(changes)
+
+    async def _write(self, changes: list[Put[PackedRecord] | Delete]) -> None:
+        if not changes:
+            return
+        try:
+            revision = await self._table.commit(changes)
+        except Conflict:
+            if len(changes) == 1:
+                await self.read_again(changes[0].key)
+                self._done(changes[0])
+                return
+            # Which of them is refused shows when each is written by itself.
+            for change in changes:
+                await self._write([change])
+            return
+        for change in changes:
+            if isinstance(change, Put):
+                self._book.adopt(change.key, change.value, revision)
+            self._done(change)
+
+    def _done(self, change: Put[PackedRecord] | Delete) -> None:
+        if isinstance(change, Delete):
+            self._deletions.pop(change.key, None)
+            return
+        self._deletions.pop(change.key, None)
+        entry = self._queue.get(change.key)
+        if entry is not None and entry.unsaved is None:
+            del self._queue[change.key]
