@@ -1,9 +1,5 @@
 """A plane whose every answer is compared with what it must have promised."""
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
-
 import pytest
 
 from kvplane_services.engine.answers import HeartbeatOutcome
@@ -21,8 +17,6 @@ from tests.support.lease_promises import Promise, Promises
 from tests.support.state_plane import StatePlane
 from tests.support.state_values import lease_for
 
-T = TypeVar("T")
-
 # Rounding of times of day to microseconds.
 _TOLERANCE = 1e-4
 
@@ -31,7 +25,6 @@ class CheckedPlane:
     """Runs a plane's lease manager and directory step by step, beside its promises."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
         self.clock = FakeClock()
         self.largest_token = LargestToken()
         self._start()
@@ -46,33 +39,29 @@ class CheckedPlane:
         self._revision = self.plane.store.revision
         self._seen: dict[str, Lease] = {}
 
-    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine to its end."""
-        return self.loop.run_until_complete(coroutine)
-
     def now(self) -> float:
         """Seconds on the plane's clock."""
         return self.clock.now()
 
     # -- Engines -----------------------------------------------------------------------------
 
-    def register(self, engine: EngineModel, *, ttl: float) -> None:
+    async def register(self, engine: EngineModel, *, ttl: float) -> None:
         """An engine registers: leases of its earlier registrations are over."""
         old = self.registrations.get(engine.engine_id)
-        new = self.wait(self.plane.register(engine.described, ttl=ttl))
+        new = await self.plane.register(engine.described, ttl=ttl)
         assert old is None or new.epoch > old.epoch
         self.registrations[engine.engine_id] = engine.registered = new
         self.promises.end_all(engine.engine_id, EndReason.FENCED, self.now(), before=new.epoch)
         self._forget_stream(engine.engine_id)
 
-    def register_stock(self, engine: Engine, *, ttl: float) -> Engine:
+    async def register_stock(self, engine: Engine, *, ttl: float) -> Engine:
         """An engine that reports nothing is registered for it."""
-        new = self.wait(self.plane.register(engine, ttl=ttl))
+        new = await self.plane.register(engine, ttl=ttl)
         self.registrations[engine.engine_id] = new
         self.promises.end_all(engine.engine_id, EndReason.FENCED, self.now(), before=new.epoch)
         return new
 
-    def deregister(self, engine: EngineModel, *, stale: bool) -> None:
+    async def deregister(self, engine: EngineModel, *, stale: bool) -> None:
         """An engine leaves: its leases are over, unless another took its place."""
         assert engine.registered is not None
         known = self.registrations.get(engine.engine_id)
@@ -80,24 +69,24 @@ class CheckedPlane:
         leaving = self.plane.directory.deregister(engine.engine_id, epoch)
         if known is not None and known.epoch != epoch:
             with pytest.raises(EpochStale):
-                self.wait(leaving)
+                await leaving
             return
         try:
-            self.wait(leaving)
+            await leaving
         except EpochStale:
             # Of a lost engine the plane may still know the epoch, or not.
             assert stale
             assert known is None
             return
-        self.wait(self.plane.manager.observe_gone(engine.engine_id))
+        await self.plane.manager.observe_gone(engine.engine_id)
         self._lost(engine.engine_id)
 
-    def arrive(self, engine: EngineModel) -> None:
+    async def arrive(self, engine: EngineModel) -> None:
         """An engine's frame arrives; the answer goes on its way, or says to register again."""
         frame = engine.frame
         assert frame is not None
         known = self.registrations.get(engine.engine_id)
-        beat = self.wait(self.plane.directory.heartbeat(engine.engine_id, frame.epoch, frame.load))
+        beat = await self.plane.directory.heartbeat(engine.engine_id, frame.epoch, frame.load)
         if known is None or known.epoch != frame.epoch:
             _check_refused(beat.outcome, known)
             engine.registered = None
@@ -105,17 +94,17 @@ class CheckedPlane:
             return
         assert beat.outcome is HeartbeatOutcome.RENEWED
         assert beat.engine is not None
-        answer = self.wait(self.plane.manager.report(beat.engine, frame.report))
+        answer = await self.plane.manager.report(beat.engine, frame.report)
         self._answers.check(beat.engine, frame, answer)
         engine.answered(answer.directives)
 
-    def arrive_late(self, engine: Engine, report: EngineReport) -> None:
+    async def arrive_late(self, engine: Engine, report: EngineReport) -> None:
         """A frame of an earlier registration arrives: it changes nothing and gets no orders."""
         known = self.registrations.get(engine.engine_id)
-        beat = self.wait(self.plane.directory.heartbeat(engine.engine_id, engine.epoch))
+        beat = await self.plane.directory.heartbeat(engine.engine_id, engine.epoch)
         assert known is None or known.epoch > engine.epoch
         _check_refused(beat.outcome, known)
-        answer = self.wait(self.plane.manager.report(engine, report))
+        answer = await self.plane.manager.report(engine, report)
         assert answer.directives == ()
 
     # -- Holders -----------------------------------------------------------------------------
@@ -148,25 +137,27 @@ class CheckedPlane:
             promise.claims[holder] = now + max(granted, standing.get(holder, granted))
             promise.used_at = now
 
-    def release(self, promise: Promise, *, off: int) -> None:
+    async def release(self, promise: Promise, *, off: int) -> None:
         """Somebody gives a lease up, with the right token or another."""
         releasing = self.plane.manager.release(promise.name, promise.token + off)
         if promise.live and off:
             with pytest.raises(LeaseFenced):
-                self.wait(releasing)
+                await releasing
             return
-        self.wait(releasing)
+        await releasing
         self.promises.release(promise, EndReason.RELEASED)
 
-    def grant_fixed(self, engine: Engine, retention_id: str, session: str, *, ttl: float) -> None:
+    async def grant_fixed(
+        self, engine: Engine, retention_id: str, session: str, *, ttl: float
+    ) -> None:
         """A gateway asks for a lease on what an engine holds for a fixed time."""
         known = self.registrations.get(engine.engine_id)
         granting = self.plane.manager.grant(lease_for(engine, retention_id, session), ttl=ttl)
         if known is not None and known.epoch != engine.epoch:
             with pytest.raises(EpochStale):
-                self.wait(granting)
+                await granting
             return
-        lease = self.wait(granting).lease
+        lease = (await granting).lease
         held = self.promises.find(engine.engine_id, retention_id)
         if held is not None:
             assert lease.name == held.name
@@ -189,34 +180,38 @@ class CheckedPlane:
 
     # -- Time, and the plane itself ----------------------------------------------------------
 
-    def advance(self, seconds: float) -> list[Promise]:
+    async def advance(self, seconds: float) -> list[Promise]:
         """Time passes, and the plane looks who is late; returns the leases that ran out."""
-        self.wait(self.clock.advance(seconds))
-        self.wait(self.plane.manager.sweep())
+        await self.clock.advance(seconds)
+        await self.plane.manager.sweep()
         due = self.promises.pass_to(self.now())
-        self.wait(self.plane.directory.sweep())
+        await self.plane.directory.sweep()
         for engine_id, known in list(self.registrations.items()):
             found = self.plane.directory.find(engine_id)
             assert found is None or found.epoch == known.epoch
             if found is None:
-                self.wait(self.plane.manager.observe_gone(engine_id))
+                await self.plane.manager.observe_gone(engine_id)
                 self._lost(engine_id)
                 continue
-            self.wait(self.plane.manager.observe(found))
+            await self.plane.manager.observe(found)
             if found.expire_time is None:
                 self._lost(engine_id)
         return due
 
-    def restart(self) -> None:
+    async def restart(self) -> None:
         """The plane comes back with an empty memory, a second later."""
-        self.wait(self.clock.advance(1.0))
+        await self.clock.advance(1.0)
         self._start()
 
     # -- What must hold ----------------------------------------------------------------------
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """What anybody can read is what was promised, to the moment."""
-        page = self.wait(self.plane.manager.list(PageRequest(1000), include_ended=True))
+        await self._check_listing()
+        await self._check_events()
+
+    async def _check_listing(self) -> None:
+        page = await self.plane.manager.list(PageRequest(1000), include_ended=True)
         assert {lease.name for lease in page.items} == set(self.promises.all)
         now, wall = self.now(), self.clock.wall()
         for lease in page.items:
@@ -231,9 +226,9 @@ class CheckedPlane:
             claims = {claim.holder: claim.remaining for claim in lease.claims}
             assert claims == pytest.approx(promise.standing(now))
 
-    def check_events(self) -> None:
-        """Followers see each lease go forward only, and end once."""
-        for lease in self.wait(self._events()):
+    async def _check_events(self) -> None:
+        # Followers see each lease go forward only, and end once.
+        for lease in await self._events():
             before = self._seen.get(lease.lease_id)
             if before is not None:
                 assert before.state is not LeaseState.ENDED, "an ended lease changed"
