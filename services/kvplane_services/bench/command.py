@@ -13,6 +13,7 @@ from kvplane_services.bench.figures import as_table
 from kvplane_services.bench.load_engine import BenchError
 from kvplane_services.bench.scale import AIMS, ScaleOptions, measure
 from kvplane_services.clock import SystemClock
+from kvplane_services.errors import KvplaneError
 from kvplane_services.local.processes import StartError
 
 
@@ -63,7 +64,7 @@ async def run_scale(options: ScaleOptions, *, json_file: Path | None, log_dir: P
             raise
         say(f"{received[0].name}: stopped everything that was started")
         code = 128 + received[0]
-    except (BenchError, StartError, OSError, ExceptionGroup) as error:
+    except (BenchError, KvplaneError, StartError, OSError, ExceptionGroup) as error:
         known = _known(error)
         if known is None:
             raise
@@ -81,4 +82,5 @@ def _known(error: Exception) -> Exception | None:
     if isinstance(error, ExceptionGroup):
         found = [_known(one) for one in error.exceptions]
         return None if None in found else found[0]
-    return error if isinstance(error, BenchError | StartError | OSError) else None
+    known = BenchError | KvplaneError | StartError | OSError
+    return error if isinstance(error, known) else None

@@ -6,14 +6,20 @@ import shutil
 import sys
 import tempfile
 import urllib.request
+import uuid
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvplane_services.adapters.etcd.backend import DeleteOp, EtcdBackend
 from kvplane_services.bench.load_engine import BenchError
 from kvplane_services.bench.processes import Watched
 from kvplane_services.clock import Clock
 from kvplane_services.local.processes import ManagedProcess, free_ports
+from kvplane_services.main.store import etcd_backend
+from kvplane_services.settings import PlaneSettings, load
+from kvplane_services.store.ports import MAX_CHANGES
+from kvplane_services.store_url import StoreUrl
 
 _PATIENCE = 30.0
 _QUOTA = 16 * 1024**3
@@ -94,6 +100,38 @@ async def private_etcd(*, log_dir: Path, clock: Clock) -> AsyncGenerator[EtcdSer
             yield EtcdServer(f"127.0.0.1:{client}", Watched(process.pid))
         finally:
             await process.stop()
+
+
+@contextlib.asynccontextmanager
+async def borrowed_etcd(url: str, *, clock: Clock) -> AsyncGenerator[tuple[str, EtcdServer]]:
+    """An etcd that runs, and the URL of a part of it that is emptied at the end of the block.
+
+    Raises:
+        InvalidRequest: The URL is none of an etcd, or names a prefix.
+        StoreRefused: etcd will not serve us.
+        Unavailable: It does not answer.
+
+    """
+    prefix = f"/kvplane-bench/{uuid.uuid4().hex[:12]}/"
+    url = f"{url}{'&' if '?' in url else '?'}prefix={prefix}"
+    endpoint = StoreUrl.parse(url).endpoints[0]
+    settings = load(PlaneSettings, flags={"store": {"url": url}})
+    backend = etcd_backend(settings.store, clock=clock)
+    try:
+        await backend.connect()
+        try:
+            yield url, EtcdServer(endpoint)
+        finally:
+            await _empty(backend, prefix.encode())
+    finally:
+        await backend.close()
+
+
+async def _empty(backend: EtcdBackend, prefix: bytes) -> None:
+    found = await backend.range(prefix)
+    for start in range(0, len(found.items), MAX_CHANGES):
+        some = found.items[start : start + MAX_CHANGES]
+        await backend.txn((), [DeleteOp(item.key) for item in some])
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -43,7 +43,12 @@ async def running_plane(
 
     """
     http, grpc = free_ports(2)
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("KVPLANE_")}
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        # How to prove to etcd who we are is not ours to choose.
+        if not key.startswith("KVPLANE_") or key.startswith("KVPLANE_STORE__")
+    }
     process = ManagedProcess(
         name=name,
         command=[

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kvplane_services.bench.etcd_server import EtcdServer, private_etcd
+from kvplane_services.bench.etcd_server import EtcdServer, borrowed_etcd, private_etcd
 from kvplane_services.bench.figures import Spread, percentile, rates, rounded
 from kvplane_services.bench.fleet import Fleet
 from kvplane_services.bench.load_engine import BenchError
@@ -287,7 +287,8 @@ async def _store(
         async with private_etcd(log_dir=log_dir, clock=clock) as server:
             yield f"etcd://{server.address}", server
     else:
-        raise BenchError(f"--store {wanted}: take memory, etcd, or etcd://HOST:PORT")
+        async with borrowed_etcd(wanted, clock=clock) as (url, server):
+            yield url, server
 
 
 def _settings(options: ScaleOptions) -> dict[str, str]:
@@ -298,6 +299,7 @@ def _settings(options: ScaleOptions) -> dict[str, str]:
         "KVPLANE_REGISTRATION__TTL": "120",
         "KVPLANE_SESSIONS__TTL": str(_SECTION_TTL),
         "KVPLANE_SESSIONS__MAX_SESSIONS": str(2 * options.sessions),
+        "KVPLANE_STOP__DELAY": "0",
         "KVPLANE_LOG__LEVEL": "warning",
     }
 

@@ -53,19 +53,25 @@ async def opened_store(
     from kvplane_services.adapters.etcd.store import EtcdStore  # noqa: PLC0415 - see above
 
     settings = section.model_copy(update=url.options)
-    config = _config(settings, url)
     store = EtcdStore(
-        backend=_backend(url.kind, config, clock=clock),
+        backend=etcd_backend(settings, clock=clock),
         tables=tables,
         clock=clock,
         prefix=settings.prefix,
     )
+    target = ",".join(url.endpoints)
     try:
-        await _open(store, target=config.target, seconds=section.start_timeout, clock=clock)
+        await _open(store, target=target, seconds=section.start_timeout, clock=clock)
         async with background(store.run()):
             yield store
     finally:
         await store.close()
+
+
+def etcd_backend(section: StoreSection, *, clock: Clock) -> "EtcdBackend":
+    """A client of the etcd that the settings name, not yet connected. Raises InvalidRequest."""
+    url = StoreUrl.parse(section.url)
+    return _backend(url.kind, _config(section.model_copy(update=url.options), url), clock=clock)
 
 
 def _config(section: StoreSection, url: StoreUrl) -> "EtcdConfig":
