@@ -7,10 +7,10 @@ store itself what is registered: its own copy may be behind what the home before
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from kvplane_services.clock import Clock
 from kvplane_services.engine.answers import refusal
+from kvplane_services.engine.departures import Departures
 from kvplane_services.engine.model import Engine, EngineState
 from kvplane_services.engine.own_engines import OwnEngines
 from kvplane_services.engine.ports import Homes
@@ -23,26 +23,10 @@ from kvplane_services.store.write_behind import WriteBehind
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Ended:
-    """A registration that ended here, up to this epoch, but may not have left the store yet."""
-
-    epoch: int
-    at: float
-    left: bool = False
-
-
 class Residence:
     """Engines whose home is this replica, and those seen elsewhere. Implements `HomeListener`.
 
-    Args:
-        table: Where registrations are published.
-        homes: Which replica looks after which engine.
-        anchors: What lost engines hang on.
-        reachable: Whether the store answered lately.
-        clock: Time.
-        config: Durations.
-
+    For the arguments see `EngineDirectory`.
     """
 
     def __init__(
@@ -62,7 +46,9 @@ class Residence:
         self._config = config
         # Own engines of which the store may hold something else than is right.
         self._doubtful: set[str] = set()
-        self._ended: dict[str, _Ended] = {}
+        self._departures = Departures(
+            homes=homes, stay=config.heartbeat_interval, remember=config.ttl
+        )
         self.own = OwnEngines(
             homes=homes, table=table, clock=clock, config=config, on_refused=self._doubtful.add
         )
@@ -78,7 +64,7 @@ class Residence:
 
     def find(self, engine_id: str) -> Engine | None:
         """The engine, whoever its home is, or None."""
-        return self.own.find(engine_id) or self._standing(self._seen.find(engine_id))
+        return self.own.find(engine_id) or self._departures.standing(self._seen.find(engine_id))
 
     def all(self) -> Iterator[Engine]:
         """All engines, whoever their home is."""
@@ -87,7 +73,7 @@ class Residence:
             if engine is not None:
                 yield engine
         for engine in self._seen.all():
-            if engine.engine_id not in self.own and self._standing(engine):
+            if engine.engine_id not in self.own and self._departures.standing(engine):
                 yield engine
 
     # -- Moving in ---------------------------------------------------------------------------
@@ -126,28 +112,49 @@ class Residence:
         await self._homes.take(engine_id, ttl=ttl, renew=True, insist=insist)
         before = self.own.find(engine_id)
         if not lives_here or before is None:
-            # Left again by the sweep, unless the registration comes about.
-            self._ended.setdefault(engine_id, _Ended(0, self._clock.now()))
+            if engine_id not in self.own:
+                # Left again by the sweep, unless the registration comes about.
+                self._departures.doubt(engine_id, self._clock.now())
             found = await self._table.get(engine_id, current=True)
             self.own.journal.adopt(engine_id, found.revision if found else 0)
-            before = self._standing(found.value) if found else None
+            before = self._departures.standing(found.value) if found else None
         self._doubtful.discard(engine_id)
-        self._ended.pop(engine_id, None)
+        self._departures.cancel(engine_id)
         return before
+
+    async def end_told(self, engine_id: str, epoch: int) -> None:
+        """Ends a registration, and tells those who follow that it is no loss of the store's.
+
+        What vanishes without having been lost is taken for such a loss, and kept for a while.
+
+        Raises:
+            Unavailable: The store cannot be reached.
+
+        """
+        engine = self.own.find(engine_id)
+        if engine is not None and engine.state is not EngineState.LOST:
+            self.own.lose(engine_id)
+            self.own.hang_lost(engine_id, self._homes.anchor(engine_id))
+            await self.flush()
+            engine = self.own.find(engine_id)
+        # It may have registered again meanwhile, or live elsewhere.
+        if engine is not None and engine.epoch == epoch:
+            self.end(engine_id)
+            await self.flush()
 
     def end(self, engine_id: str) -> None:
         """Ends a registration; the replica leaves the engine once others had time to see it."""
         engine = self.own.find(engine_id)
         if engine is not None:
             self.own.end(engine_id)
-            self._ended[engine_id] = _Ended(engine.epoch, self._clock.now())
+            self._departures.note(engine_id, engine.epoch, self._clock.now())
 
     async def _look_up(self, engine_id: str, epoch: int) -> Engine | None:
-        known = self._standing(self._seen.find(engine_id))
+        known = self._departures.standing(self._seen.find(engine_id))
         if known is not None and refusal(known, epoch) is None:
             return known
         found = await self._table.get(engine_id, current=True)
-        return self._standing(found.value if found else self._seen.vanished(engine_id))
+        return self._departures.standing(found.value if found else self._seen.vanished(engine_id))
 
     async def move_in(self, engine: Engine) -> Engine | None:
         """Makes this replica an engine's home; returns what the store has of it.
@@ -161,7 +168,7 @@ class Residence:
         await self._homes.take(engine_id, ttl=self._config.ttl)
         if engine_id not in self.own:
             self.own.enter(engine, ttl=self._homes.ttl(engine_id))
-        self._ended.pop(engine_id, None)
+        self._departures.cancel(engine_id)
         self._doubtful.add(engine_id)
         await self._ask(engine_id)
         self._doubtful.discard(engine_id)
@@ -174,18 +181,13 @@ class Residence:
         await self.write_soon()
         return self.own.find(engine_id)
 
-    def _standing(self, engine: Engine | None) -> Engine | None:
-        """The engine, unless its registration ended here."""
-        if engine is None:
-            return None
-        ended = self._ended.get(engine.engine_id)
-        return None if ended is not None and engine.epoch <= ended.epoch else engine
-
     # -- Listening ---------------------------------------------------------------------------
 
     def home_taken(self, engine_id: str) -> None:
         """See `HomeListener.home_taken`."""
-        known = self._standing(self._seen.find(engine_id) or self._seen.vanished(engine_id))
+        known = self._departures.standing(
+            self._seen.find(engine_id) or self._seen.vanished(engine_id)
+        )
         if known is not None and engine_id not in self.own:
             self.own.enter(known, ttl=self._homes.ttl(engine_id))
             self._doubtful.add(engine_id)
@@ -250,7 +252,7 @@ class Residence:
         self.own.note_loads()
         await self._put_right()
         await self.flush()
-        await self._leave()
+        await self._departures.leave(self._clock.now())
 
     async def run(self) -> None:
         """Sweeps, and follows the store, until cancelled."""
@@ -293,14 +295,3 @@ class Residence:
         found = await self._table.get(engine_id, current=True)
         if self._homes.is_home(engine_id) and engine_id in self.own:
             self.own.reconcile(engine_id, found)
-
-    async def _leave(self) -> None:
-        now = self._clock.now()
-        for engine_id, ended in tuple(self._ended.items()):
-            if engine_id in self.own:
-                del self._ended[engine_id]
-            elif not ended.left and now >= ended.at + self._config.heartbeat_interval:
-                await self._homes.leave(engine_id)
-                ended.left = True
-            elif ended.left and now >= ended.at + self._config.ttl:
-                del self._ended[engine_id]

@@ -233,6 +233,21 @@ async def test_deregistering(plane: StatePlane) -> None:
     assert plane.directory.find("d0") is None
 
 
+async def test_deregistering_is_told_as_an_end(plane: StatePlane) -> None:
+    """Who follows the engines sees it lost, and then removed: the store did not lose it."""
+    engine = await plane.register()
+    events = plane.directory.watch()
+    assert isinstance(await anext(events), Upserted)
+    assert isinstance(await anext(events), Synced)
+
+    await plane.directory.deregister("d0", engine.epoch)
+
+    lost, removed = await anext(events), await anext(events)
+    assert isinstance(lost, Upserted)
+    assert (lost.value.state, lost.value.epoch) == (EngineState.LOST, engine.epoch)
+    assert isinstance(removed, Removed)
+
+
 async def test_an_earlier_self_cannot_deregister(plane: StatePlane) -> None:
     """A process that is slow to stop does not take its successor down."""
     first = await plane.register()
@@ -285,7 +300,7 @@ async def test_the_feed_tells_of_loads_states_and_ends(plane: StatePlane) -> Non
     await plane.directory.drain("d0")
     await plane.directory.deregister("d0", engine.epoch)
 
-    seen = [await anext(feed) for _ in range(4)]
+    seen = [await anext(feed) for _ in range(5)]
     states = [
         (event.value.state, event.value.load) if isinstance(event, Upserted) else event.__class__
         for event in seen
@@ -294,6 +309,7 @@ async def test_the_feed_tells_of_loads_states_and_ends(plane: StatePlane) -> Non
         (EngineState.ACTIVE, EngineLoad()),
         (EngineState.ACTIVE, load),
         (EngineState.DRAINING, load),
+        (EngineState.LOST, load),
         Removed,
     ] == states
 
