@@ -21,7 +21,7 @@ HEADER = "# Made by `make lock` from what has this digest: "
 # What uv is asked for. Later files follow the versions of earlier ones.
 HASHED = ("--generate-hashes",)
 SOURCES: dict[str, tuple[str, ...]] = {
-    "dev.txt": ("pyproject.toml", "--extra=all", "--group=dev", *HASHED),
+    "dev.txt": ("pyproject.toml", "--extra=all", "--extra=etcd3", "--group=dev", *HASHED),
     "demo.txt": (
         *("pyproject.toml", "--extra=demo", "--group=build", *HASHED),
         "--constraints=requirements/dev.txt",
