@@ -16,12 +16,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import trustme
-
+from tests.support.certificates import ServerTls
 from tests.support.programs import wait_until
 
 BINARY = Path(__file__).resolve().parents[2] / ".build" / "etcd" / "etcd"
@@ -61,61 +59,6 @@ def free_port() -> int:
             return port
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPair:
-    """A certificate chain and its private key, PEM."""
-
-    certificate: bytes
-    key: bytes
-
-
-class Authority:
-    """Makes certificates that trust each other."""
-
-    def __init__(self) -> None:
-        self._authority = trustme.CA()
-
-    @property
-    def certificate(self) -> bytes:
-        """What to trust, PEM."""
-        return self._authority.cert_pem.bytes()
-
-    def issue(self, *names: str, common_name: str | None = None) -> KeyPair:
-        """A certificate for host names and addresses."""
-        issued = self._authority.issue_cert(*names, common_name=common_name)
-        chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
-        return KeyPair(chain, issued.private_key_pem.bytes())
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTls:
-    """How a node encrypts what clients see.
-
-    Attributes:
-        authority: Made the certificate, and those of clients.
-        names: What the certificate is for.
-        client_certificates: Whether clients must show one.
-
-    """
-
-    authority: Authority
-    names: tuple[str, ...] = ("127.0.0.1", "localhost")
-    client_certificates: bool = False
-
-    def arguments(self, folder: Path) -> list[str]:
-        """Writes the files into `folder`, and returns etcd's flags that name them."""
-        pair = self.authority.issue(*self.names)
-        files = {"cert": pair.certificate, "key": pair.key, "ca": self.authority.certificate}
-        for name, pem in files.items():
-            (folder / f"{name}.pem").write_bytes(pem)
-        return [
-            f"--cert-file={folder / 'cert.pem'}",
-            f"--key-file={folder / 'key.pem'}",
-            f"--trusted-ca-file={folder / 'ca.pem'}",
-            f"--client-cert-auth={str(self.client_certificates).lower()}",
-        ]
-
-
 class EtcdNode:
     """One etcd; its ports and data stay the same over restarts.
 
@@ -139,7 +82,7 @@ class EtcdNode:
         self.port = free_port()
         self.endpoint = f"127.0.0.1:{self.port}"
         self.peer_url = f"http://127.0.0.1:{free_port()}"
-        self._status_url = f"http://127.0.0.1:{free_port()}"
+        self.status_endpoint = f"127.0.0.1:{free_port()}"
         self._folder = folder / name
         self._folder.mkdir(parents=True)
         self._data = self._folder / "data"
@@ -172,7 +115,7 @@ class EtcdNode:
                     f"--initial-advertise-peer-urls={self.peer_url}",
                     "--initial-cluster=" + ",".join(f"{k}={v}" for k, v in self.members.items()),
                     f"--initial-cluster-token={self._folder.parent.name}",
-                    *(f"--listen-metrics-urls={self._status_url}", "--logger=zap"),
+                    *(f"--listen-metrics-urls=http://{self.status_endpoint}", "--logger=zap"),
                     *self._arguments,
                 ],
                 stdin=subprocess.DEVNULL,
@@ -207,8 +150,17 @@ class EtcdNode:
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stops it with its connections open: it answers nothing."""
+        """Stops it with its connections open: it answers nothing from here on."""
         self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        threads = Path(f"/proc/{self._process.pid}/task")
+
+        def stopped() -> bool:
+            # Each runs on until the signal has reached it.
+            states = [(thread / "stat").read_text() for thread in threads.iterdir()]
+            return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
+
+        wait_until(stopped, seconds=_ANSWER, what=f"{self.name} stands still")
 
     def resume(self) -> None:
         """Goes on after `pause`."""
@@ -227,20 +179,32 @@ class EtcdNode:
         except OSError:
             return False
 
-    def call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def call(
+        self, path: str, body: Mapping[str, Any] | None = None, *, token: str = ""
+    ) -> dict[str, Any]:
         """Calls etcd's JSON API, as in `call("kv/compaction", {"revision": 5})`; not with TLS.
 
         Values of bytes are base64. Raises AssertionError with etcd's own words if it refuses.
         """
         assert self._scheme == "http"
         request = urllib.request.Request(
-            f"http://{self.endpoint}/v3/{path}", json.dumps(body or {}).encode(), method="POST"
+            f"http://{self.endpoint}/v3/{path}",
+            json.dumps(body or {}).encode(),
+            headers={"Authorization": token} if token else {},
+            method="POST",
         )
         try:
             answer: dict[str, Any] = json.loads(_open(request))
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path}: {error.read().decode()}") from error
         return answer
+
+    def call_as(
+        self, user: str, password: str, path: str, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """As `call`, where etcd wants a password."""
+        answer = self.call("auth/authenticate", {"name": user, "password": password})
+        return self.call(path, body, token=answer["token"])
 
     def compact(self) -> int:
         """Forgets all history but the newest revision, which it returns."""
@@ -249,7 +213,7 @@ class EtcdNode:
         return revision
 
     def enable_auth(self, user: str, password: str, *, prefix: str) -> None:
-        """From here on etcd wants a password: root may do everything, `user` only `prefix`."""
+        """From here on etcd wants `password`: root may do everything, `user` only `prefix`."""
         self.call("auth/role/add", {"name": "root"})
         self.call("auth/user/add", {"name": "root", "password": password})
         self.call("auth/user/grant", {"user": "root", "role": "root"})
@@ -262,8 +226,8 @@ class EtcdNode:
         self.call("auth/enable")
 
     def _status(self, path: str) -> str:
-        url = f"{self._status_url}{path}"
-        return _open(urllib.request.Request(url))  # noqa: S310 - our own etcd
+        url = f"http://{self.status_endpoint}{path}"
+        return _open(urllib.request.Request(url))
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -279,46 +243,6 @@ class EtcdNode:
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
             self._process.wait()
-
-
-class EtcdCluster:
-    """Nodes that form one etcd."""
-
-    def __init__(self, folder: Path, *, size: int = 3, arguments: Sequence[str] = ()) -> None:
-        self.nodes = tuple(
-            EtcdNode(folder, name=f"etcd{number}", arguments=arguments) for number in range(size)
-        )
-        members = {node.name: node.peer_url for node in self.nodes}
-        for node in self.nodes:
-            node.members = members
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """Where clients find the nodes."""
-        return tuple(node.endpoint for node in self.nodes)
-
-    def start(self) -> None:
-        """Starts all nodes that do not run, and waits until they serve."""
-        for node in self.nodes:
-            if not node.running:
-                node.launch()
-        for node in self.nodes:
-            node.wait_ready()
-
-    def leader(self) -> EtcdNode:
-        """The node that leads, waiting for an election."""
-        wait_until(lambda: any(n.leads for n in self.nodes), seconds=_START, what="a leader")
-        return next(node for node in self.nodes if node.leads)
-
-    def stop(self) -> None:
-        """Ends all nodes."""
-        for node in self.nodes:
-            node.kill()
-
-    def wipe(self) -> None:
-        """Loses all data; no node must run."""
-        for node in self.nodes:
-            node.wipe()
 
 
 @contextmanager
@@ -344,18 +268,6 @@ def running_node(
             yield node
         finally:
             node.kill()
-
-
-@contextmanager
-def running_cluster(*, size: int = 3, arguments: Sequence[str] = ()) -> Iterator[EtcdCluster]:
-    """A fresh etcd of several nodes that serve; ended and removed as in `running_node`."""
-    with etcd_folder() as folder:
-        cluster = EtcdCluster(folder, size=size, arguments=arguments)
-        try:
-            cluster.start()
-            yield cluster
-        finally:
-            cluster.stop()
 
 
 def _open(request: urllib.request.Request) -> str:

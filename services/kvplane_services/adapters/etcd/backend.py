@@ -1,6 +1,6 @@
 """What the etcd store asks of an etcd client: etcd's own operations, and nothing of kvplane.
 
-Two clients implement it, and tests/contract/test_etcd_backend.py holds for both: one over the
+Two clients implement it, and tests/contract/etcd_backend holds for both: one over the
 project's own stubs on grpc.aio, and one over the `etcd3` package.
 
 Errors are the domain's: `Unavailable` where etcd cannot be reached or does not answer in time,
