@@ -15,7 +15,7 @@ from kvplane_services.clock import Clock
 from kvplane_services.engine.addresses import check_endpoint
 from kvplane_services.engine.answers import HeartbeatAnswer, HeartbeatOutcome, Registration
 from kvplane_services.engine.model import ConnectorKind, Engine, EngineBuild, EngineLoad, Role
-from kvplane_services.errors import InvalidRequest, KvplaneError
+from kvplane_services.errors import AlreadyExists, Conflict, InvalidRequest, KvplaneError
 
 _log = logging.getLogger(__name__)
 
@@ -23,16 +23,20 @@ _log = logging.getLogger(__name__)
 class Directory(Protocol):
     """What the prober asks of the directory of engines."""
 
+    def attended(self, engine_id: str) -> bool:
+        """Whether another replica of the plane keeps the engine registered."""
+        ...
+
     async def register(
-        self, engine: Engine, *, ttl: float = 0.0, request_id: str = ""
+        self, engine: Engine, *, ttl: float = 0.0, request_id: str = "", first_come: bool = False
     ) -> Registration:
-        """Registers an engine. Raises KvplaneError."""
+        """Registers an engine. Raises KvplaneError: AlreadyExists if another replica does."""
         ...
 
     async def heartbeat(
         self, engine_id: str, epoch: int, load: EngineLoad | None = None
     ) -> HeartbeatAnswer:
-        """Extends a registration. Raises Unavailable."""
+        """Extends a registration. Raises Unavailable, Conflict."""
         ...
 
 
@@ -103,7 +107,8 @@ class Prober:
     """Registers engines once they answer, and keeps them registered while they do.
 
     An engine that stops answering is not deregistered: its registration runs out, as that of
-    an engine that misses its heartbeats.
+    an engine that misses its heartbeats. Of several replicas that name the same engine the first
+    keeps it; the others stand by, and one of them takes over when its registration runs out.
     """
 
     def __init__(
@@ -141,6 +146,8 @@ class Prober:
                 if answers:
                     _log.warning("engine %s %s", named.endpoint, error)
                 answers = False
+            except (AlreadyExists, Conflict):
+                registered = None  # Another replica was quicker.
             except KvplaneError as error:
                 if answers:
                     _log.warning("engine %s is not registered: %s", named.endpoint, error.message)
@@ -149,7 +156,11 @@ class Prober:
 
     async def _register_or_extend(
         self, named: NamedEngine, models: tuple[str, ...], registered: Engine | None
-    ) -> Engine:
+    ) -> Engine | None:
+        if self._directory.attended(named.engine_id):
+            if registered is not None:
+                _log.info("%s is now kept by another replica", registered.name)
+            return None
         if registered is not None and registered.models == models:
             answer = await self._directory.heartbeat(registered.engine_id, registered.epoch)
             if answer.outcome is HeartbeatOutcome.RENEWED:
@@ -161,7 +172,7 @@ class Prober:
             models=models,
             build=EngineBuild(connector=ConnectorKind.STOCK),
         )
-        registration = await self._directory.register(engine, ttl=self._plan.ttl)
+        registration = await self._directory.register(engine, ttl=self._plan.ttl, first_come=True)
         _log.info("%s at %s serves %s", engine.name, named.endpoint, ", ".join(models))
         return registration.engine
 

@@ -30,7 +30,7 @@ from kvplane_services.engine.compatibility import check_build, check_partners
 from kvplane_services.engine.drain_order import order_elsewhere, unknown
 from kvplane_services.engine.model import Engine, EngineLoad, EngineState, Role
 from kvplane_services.engine.ports import Homes
-from kvplane_services.engine.registration import DirectoryConfig, check_registration
+from kvplane_services.engine.registration import DirectoryConfig, check_registration, first_state
 from kvplane_services.engine.residence import Residence
 from kvplane_services.errors import AlreadyExists, EpochStale, Saturated
 from kvplane_services.store.feeds import TableFeed
@@ -116,11 +116,11 @@ class EngineDirectory:
             check_build(engine, plane_version=self._plane_version)
             check_partners(engine, self._residence.all())
             self._check_room(engine)
-            if first_come and self.attended(engine.engine_id):
-                raise AlreadyExists(f"{engine.name} is another replica's to keep registered")
+            before = self.find(engine.engine_id)
+            if first_come:
+                await self._check_free(engine)
             granted = self._config.clamp(ttl)
             epoch = await self._epochs.next()
-            before = self.find(engine.engine_id)
             held = await self._residence.settle_in(
                 engine.engine_id, ttl=granted, insist=not first_come
             )
@@ -128,7 +128,7 @@ class EngineDirectory:
                 # Somebody was quicker, and its registration stands: it lives here now.
                 self._own.enter(held, ttl=granted)
                 return Registration(held, granted, self._config.heartbeat_interval)
-            state = _first_state(engine, held)
+            state = first_state(engine, held)
             engine = replace(
                 engine,
                 epoch=epoch,
@@ -210,17 +210,14 @@ class EngineDirectory:
                 engine=engine.name,
                 epoch=str(engine.epoch),
             )
-        self._residence.end(engine_id)
+        await self._residence.end_told(engine_id, epoch)
         _log.info(
             "%s, epoch %d, deregistered at replica %s", engine.name, epoch, self._homes.replica
         )
-        await self._residence.flush()
 
     def attended(self, engine_id: str) -> bool:
         """Whether another replica keeps the engine registered, as far as this one knows."""
-        engine = self.find(engine_id)
-        alive = engine is not None and engine.state is not EngineState.LOST
-        return alive and self._homes.elsewhere(engine_id)
+        return engine_id not in self._own and _is_alive(self.find(engine_id))
 
     def find(self, engine_id: str) -> Engine | None:
         """The engine, or None."""
@@ -279,6 +276,12 @@ class EngineDirectory:
         await self._residence.flush()
         return self.get(engine_id)
 
+    async def _check_free(self, engine: Engine) -> None:
+        # The table's copy may know of one that this replica has not taken note of yet.
+        found = await self._table.get(engine.engine_id)
+        if engine.engine_id not in self._own and _is_alive(found.value if found else None):
+            raise AlreadyExists(f"{engine.name} is another replica's to keep registered")
+
     def _check_room(self, engine: Engine) -> None:
         limit = self._config.max_engines
         if self.find(engine.engine_id) is None and sum(1 for _ in self._residence.all()) >= limit:
@@ -287,13 +290,10 @@ class EngineDirectory:
             )
 
 
-def _first_state(engine: Engine, held: Engine | None) -> EngineState:
-    # A process that registers again drains on; one that was restarted does not.
-    same = held is not None and engine.nixl is not None and engine.nixl == held.nixl
-    drains = held is not None and held.drain_requested
-    return EngineState.DRAINING if same and drains else EngineState.ACTIVE
+def _is_alive(engine: Engine | None) -> bool:
+    return engine is not None and engine.state is not EngineState.LOST
 
 
 def _newer(held: Engine, before: Engine | None) -> bool:
     """Whether an engine was registered after this replica had looked."""
-    return held.state is not EngineState.LOST and held.epoch > (before.epoch if before else 0)
+    return _is_alive(held) and held.epoch > (before.epoch if before else 0)

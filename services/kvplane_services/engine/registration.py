@@ -9,7 +9,7 @@ from kvplane_services.engine.addresses import (
     check_port,
     check_side_channel,
 )
-from kvplane_services.engine.model import ConnectorKind, Engine
+from kvplane_services.engine.model import ConnectorKind, Engine, EngineState
 from kvplane_services.errors import InvalidRequest
 
 _ENGINE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -88,6 +88,16 @@ def check_registration(engine: Engine) -> Engine:
         raise InvalidRequest("engine.nixl is required for kvplane engines", field="engine.nixl")
     _check_layout(engine)
     return replace(engine, endpoint=endpoint)
+
+
+def first_state(engine: Engine, held: Engine | None) -> EngineState:
+    """The state of an engine that registers, given what was registered before.
+
+    A process that registers again drains on; one that was restarted does not.
+    """
+    same = held is not None and engine.nixl is not None and engine.nixl == held.nixl
+    drains = held is not None and held.drain_requested
+    return EngineState.DRAINING if same and drains else EngineState.ACTIVE
 
 
 def _check_models(engine: Engine) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,9 +17,12 @@ from kvplane_services.engine.answers import (
     HeartbeatOutcome,
     Registration,
 )
-from kvplane_services.engine.model import ConnectorKind, Engine, EngineLoad, Role
-from kvplane_services.errors import InvalidRequest, Unavailable
+from kvplane_services.engine.model import ConnectorKind, Engine, EngineLoad, EngineState, Role
+from kvplane_services.errors import AlreadyExists, InvalidRequest, Unavailable
 from tests.support.clock import FakeClock
+from tests.support.state_plane import Replicas
+
+ENGINE_ID = NamedEngine.parse("decode=http://127.0.0.1:8200").engine_id
 
 
 @dataclass
@@ -69,12 +73,20 @@ class FakeDirectory:
     heartbeats: int = 0
     outcome: HeartbeatOutcome = HeartbeatOutcome.RENEWED
     failing: bool = False
+    elsewhere: bool = False
+    quicker: bool = False
+
+    def attended(self, engine_id: str) -> bool:
+        return self.elsewhere
 
     async def register(
-        self, engine: Engine, *, ttl: float = 0.0, request_id: str = ""
+        self, engine: Engine, *, ttl: float = 0.0, request_id: str = "", first_come: bool = False
     ) -> Registration:
+        assert first_come
         if self.failing:
             raise Unavailable("no store", retry_after=1.0)
+        if self.quicker:
+            raise AlreadyExists("another replica's")
         self.registered.append((engine, ttl))
         return Registration(engine, ttl, 1.0)
 
@@ -185,3 +197,78 @@ async def test_directory_that_is_away_is_asked_again() -> None:
         directory.failing = False
         await clock.advance(2)
     assert len(directory.registered) == 1
+
+
+async def test_engine_of_another_replica_is_left_to_it() -> None:
+    """No registration and no heartbeat, so that it stays where it is."""
+    http, directory, clock = FakeHttp(), FakeDirectory(elsewhere=True), FakeClock()
+    async with probing(http, directory, clock):
+        await clock.advance(10)
+    assert directory.registered == []
+    assert directory.heartbeats == 0
+
+
+async def test_engine_whose_registration_ran_out_elsewhere_is_taken_over() -> None:
+    """Whoever stands by registers it then."""
+    http, directory, clock = FakeHttp(), FakeDirectory(elsewhere=True), FakeClock()
+    async with probing(http, directory, clock):
+        await clock.advance(4)
+        directory.elsewhere = False
+        await clock.advance(2)
+    assert len(directory.registered) == 1
+
+
+async def test_engine_that_another_replica_took_is_let_go() -> None:
+    """A replica that was away for long does not take it back, nor register it again."""
+    http, directory, clock = FakeHttp(), FakeDirectory(), FakeClock()
+    async with probing(http, directory, clock):
+        directory.elsewhere = True
+        await clock.advance(10)
+    assert len(directory.registered) == 1
+    assert directory.heartbeats == 0
+
+
+async def test_quicker_replica_keeps_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """Losing the race is nothing that an operator must hear of."""
+    http, directory, clock = FakeHttp(), FakeDirectory(quicker=True), FakeClock()
+    async with probing(http, directory, clock):
+        await clock.advance(4)
+    assert directory.registered == []
+    assert caplog.records == []
+
+
+async def test_replicas_that_name_the_same_engine() -> None:
+    """One registers it, and the others leave it; when that one is gone another takes over."""
+    replicas = Replicas(3)
+    clock = replicas.clock
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(replicas.running())
+        loops = []
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        for plane in replicas.planes:
+            session: Any = FakeHttp()
+            prober = Prober(
+                engines=[NamedEngine.parse("decode=http://127.0.0.1:8200")],
+                directory=plane.directory,
+                session=session,
+                clock=clock,
+                plan=ProbePlan(interval=2, timeout=1, failures=3),
+            )
+            loops.append(tasks.create_task(prober.run()))
+        await replicas.advance(60)
+        homes = [plane.homes.is_home(ENGINE_ID) for plane in replicas.planes]
+        epochs = {plane.directory.get(ENGINE_ID).epoch for plane in replicas.planes}
+        assert homes.count(True) == 1
+        assert len(epochs) == 1
+
+        gone = homes.index(True)
+        loops[gone].cancel()
+        replicas.stores[gone].cut()
+        await replicas.advance(30)
+
+        rest = [plane for number, plane in enumerate(replicas.planes) if number != gone]
+        assert [plane.homes.is_home(ENGINE_ID) for plane in rest].count(True) == 1
+        assert {plane.directory.get(ENGINE_ID).state for plane in rest} == {EngineState.ACTIVE}
+        assert epochs != {plane.directory.get(ENGINE_ID).epoch for plane in rest}
+        for loop in loops:
+            loop.cancel()
