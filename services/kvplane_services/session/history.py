@@ -60,7 +60,10 @@ def take(record: SessionRecord, news: News, *, max_turns: int, ttl: float) -> Ta
     if isinstance(news, Missed):
         return Taken(_without_lease(record, news.lease_id))
     identity = identity_of(news)
-    known = next((turn for turn in record.turns if turn.identity == identity), None)
+    found = (
+        turn for turn in record.turns if turn.identity == identity or turn.lease_id == news.lease_id
+    )
+    known = next(found, None)
     if _is_over(record, news, known):
         if known is None and news.fencing_token > record.hidden_token:
             return Taken(_with_turn(record, news, identity, max_turns), over=_is_live(news))

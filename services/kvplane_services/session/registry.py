@@ -16,7 +16,6 @@ Not promised:
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from urllib.parse import quote
@@ -26,7 +25,6 @@ from kvplane_services.errors import (
     AlreadyExists,
     Conflict,
     InvalidRequest,
-    KvplaneError,
     NotFound,
     Saturated,
 )
@@ -44,14 +42,13 @@ from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRe
 from kvplane_services.session.record_follower import RecordFollower
 from kvplane_services.session.saver import Saver
 from kvplane_services.session.shares import Shares
+from kvplane_services.session.upkeep import Upkeep
 from kvplane_services.session.wishes import Wishes
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.members import Members
 from kvplane_services.store.paging import Page, PageRequest
 from kvplane_services.store.ports import Event, Feed, Table
 from kvplane_services.store.requests import RequestMemory
-
-_log = logging.getLogger(__name__)
 
 
 class SessionRegistry:
@@ -84,7 +81,7 @@ class SessionRegistry:
         self._table = table
         self._clock = clock
         self._config = config = config or SessionConfig()
-        self._shares = shares = Shares(members)
+        shares = Shares(members)
         self._wishes = wishes = Wishes()
         self._book = book = SessionBook(codec=codec, wishes=wishes, clock=clock, config=config)
         self._saver = saver = Saver(
@@ -121,7 +118,18 @@ class SessionRegistry:
         )
         self._events = SessionEvents(table=table, book=book, codec=codec, clock=clock)
         self._requests: RequestMemory[tuple[Session, float]] = RequestMemory()
-        members.listen(self._review)
+        self._upkeep = Upkeep(
+            book=book,
+            saver=saver,
+            keeper=keeper,
+            follower=self._follower,
+            changes=self._changes,
+            wishes=wishes,
+            shares=shares,
+            clock=clock,
+            config=config,
+        )
+        members.listen(self._upkeep.review)
 
     # -- Callers -----------------------------------------------------------------------------
 
@@ -308,54 +316,15 @@ class SessionRegistry:
         """See `Table.watch`."""
         return self._events.watch(after=after)
 
-    # -- Loops -------------------------------------------------------------------------------
-
     async def run(self) -> None:
-        """Follows leases and other replicas, claims what is kept, and forgets what is idle."""
+        """Follows leases and other replicas, and does what sessions need, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._records.run())
             tasks.create_task(self._saver.run())
             tasks.create_task(self._keeper.run())
-            tasks.create_task(self._claim_forever())
-            tasks.create_task(self._sweep_forever())
+            tasks.create_task(self._upkeep.run())
             await self._records.loaded()
             tasks.create_task(self._follower.run())
-
-    async def _claim_forever(self) -> None:
-        while True:
-            await self._clock.sleep(self._config.claim_interval)
-            await self._end_wishes()
-            self._keeper.review()
-
-    async def _end_wishes(self) -> None:
-        """Takes wishes that are over out of the records of sessions looked after here."""
-
-        async def decide(record: SessionRecord | None) -> SessionRecord | None:
-            if record is None or self._wishes.remaining(name, self._clock.now()) > 0:
-                return None  # There is a new wish.
-            return replace(record, hints=replace(record.hints, keep_for=0.0))
-
-        for name in self._wishes.over(self._clock.now()):
-            if not self._shares.mine(name):
-                continue
-            try:
-                await self._changes.make(name, decide)
-            except KvplaneError as error:
-                _log.warning("%s stays marked as kept for a while: %s", name, error.message)
-                return
-
-    async def _sweep_forever(self) -> None:
-        while True:
-            await self._clock.sleep(self._config.sweep_interval)
-            for entry in self._book.due():
-                if self._shares.mine(entry.name):
-                    self._saver.forget(entry)
-            self._follower.sweep()
-            self._saver.review()
-
-    def _review(self) -> None:
-        self._saver.review()
-        self._keeper.review()
 
     # -- Steps -------------------------------------------------------------------------------
 

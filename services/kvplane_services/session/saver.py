@@ -84,9 +84,9 @@ class Saver:
             self._deletions[entry.name] = entry.revision
             self._wake.set()
 
-    def make_room(self) -> bool:
-        """Forgets the sessions idle longest until one more fits; tells whether it does."""
-        while len(self._book) >= self._config.max_sessions:
+    def make_room(self, more: int = 1) -> bool:
+        """Forgets the sessions idle longest until so many more fit; tells whether they do."""
+        while len(self._book) + more > self._config.max_sessions:
             entry = self._book.oldest()
             if entry is None:
                 return False
