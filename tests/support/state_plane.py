@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from kvplane_services.adapters.memory import MemoryStore
-from kvplane_services.adapters.records import ENGINES, HOMES, LEASES, MEMBERS, SESSIONS
+from kvplane_services.adapters.records import CLAIMS, ENGINES, HOMES, LEASES, MEMBERS, SESSIONS
 from kvplane_services.adapters.session_records import SessionCodec
 from kvplane_services.engine.directory import EngineDirectory
 from kvplane_services.engine.homes import EngineHomes
@@ -66,7 +66,10 @@ class StatePlane:
         )
         self.manager = LeaseManager(
             table=self.lease_table,
+            claims=self.store.table(CLAIMS),
             tokens=tokens or self.store.sequence("tokens"),
+            store=self.store,
+            homes=self.homes,
             engines=self.directory,
             clock=self.clock,
             config=leases,

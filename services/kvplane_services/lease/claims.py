@@ -6,6 +6,8 @@ from kvplane_services.lease.model import Claim
 class Claims:
     """The claims on one lease. A claim that ran out is gone, and was the lease's last use."""
 
+    __slots__ = ("_last_use", "_until")
+
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
         self._last_use = float("-inf")
@@ -34,13 +36,20 @@ class Claims:
         self._prune(now)
         return now if self._until else self._last_use
 
+    def until(self) -> float | None:
+        """When the last claim runs out, or None if there is none."""
+        return max(self._until.values(), default=None)
+
+    def holders(self) -> tuple[str, ...]:
+        """Who has a claim, by name."""
+        return tuple(sorted(self._until))
+
     def standing(self, now: float) -> tuple[Claim, ...]:
         """The claims that stand, by holder."""
         self._prune(now)
         return tuple(Claim(holder, until - now) for holder, until in sorted(self._until.items()))
 
     def _prune(self, now: float) -> None:
-        for holder, until in list(self._until.items()):
-            if until <= now:
-                del self._until[holder]
-                self._last_use = max(self._last_use, until)
+        over = [holder for holder, until in self._until.items() if until <= now]
+        for holder in over:
+            self._last_use = max(self._last_use, self._until.pop(holder))

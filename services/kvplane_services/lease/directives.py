@@ -1,10 +1,13 @@
 """Says what an engine is to do with its retentions: what to hold for longer, what to give up."""
 
 import logging
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 from kvplane_services.engine.model import Engine
 from kvplane_services.lease.config import LeaseConfig
-from kvplane_services.lease.ledger import Ledger, Record
+from kvplane_services.lease.holders import Holders
+from kvplane_services.lease.ledger import Ledger
 from kvplane_services.lease.model import EndReason
 from kvplane_services.lease.policy import (
     Holding,
@@ -13,7 +16,9 @@ from kvplane_services.lease.policy import (
     leases_to_give_up,
     leases_to_keep,
 )
+from kvplane_services.lease.record import Record
 from kvplane_services.lease.reports import Directive
+from kvplane_services.lease.shelf import Shelf
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +26,9 @@ _log = logging.getLogger(__name__)
 class Directives:
     """Carries the policy out, and remembers what each engine was told."""
 
-    def __init__(self, *, ledger: Ledger, config: LeaseConfig) -> None:
+    def __init__(self, *, ledger: Ledger, holders: Holders, config: LeaseConfig) -> None:
         self._ledger = ledger
+        self._holders = holders
         self._config = config
         # Since when requests wait for blocks, by engine.
         self._lacking: dict[str, float] = {}
@@ -34,43 +40,59 @@ class Directives:
         said once; `everything` says it all again, to a new stream.
         """
         pressed = self._relieve(engine, now)
-        records = self._ledger.on_engine(engine.engine_id)
-        due = {
-            record.lease_id
-            for record in records
-            if record.release is None
-            and not pressed
-            and (everything or now >= record.renewed_at + self._config.renew_interval)
-        }
-        if due:
-            total = engine.layout.total_blocks if engine.layout else float("inf")
-            due &= leases_to_keep(
-                _holdings(records, now),
-                budget_blocks=total * self._config.retention_budget,
-                idle_keep=self._config.idle_keep,
-            )
+        shelf = self._ledger.shelf(engine.engine_id)
+        if shelf is None:
+            return ()
+        untold = shelf.take_untold()
+        due = list(shelf.records.values()) if everything else shelf.take_due(now)
+        kept = set() if pressed else self._worth_keeping(engine, shelf, due, now)
+        kept.update(record.lease_id for record in untold)
         directives: list[Directive] = []
-        for record in records:
+        for record in due if everything else _each_once(untold, due):
             if record.release is not None:
-                if everything or not record.told:
-                    directives.append(_directive(record, release=record.release))
-            elif record.lease_id in due or not record.told:
+                directives.append(_directive(record, release=record.release))
+            elif record.lease_id in kept:
                 self._ledger.renew(record, ttl=self._config.ttl, now=now)
                 directives.append(_directive(record, renew=self._config.ttl))
-            record.told = True
+        if not everything:
+            shelf.put_back(due)
         return tuple(directives)
 
     def forget(self, engine_id: str) -> None:
         """Forgets an engine that is gone."""
         self._lacking.pop(engine_id, None)
 
+    def _worth_keeping(
+        self, engine: Engine, shelf: Shelf, due: Iterable[Record], now: float
+    ) -> set[str]:
+        """Ids of those leases that are due which the policy renews."""
+        total = engine.layout.total_blocks if engine.layout else float("inf")
+        budget = total * self._config.retention_budget
+        live = [record for record in due if record.release is None]
+        if not live:
+            return set()
+        if shelf.kept_blocks <= budget:
+            # All that are wanted fit, so that none need be weighed against the others.
+            return {
+                record.lease_id
+                for record in live
+                if self._holders.idle(record, now) < self._config.idle_keep
+            }
+        kept: AbstractSet[str] = leases_to_keep(
+            self._holdings(shelf, now), budget_blocks=budget, idle_keep=self._config.idle_keep
+        )
+        return {record.lease_id for record in live if record.lease_id in kept}
+
     def _relieve(self, engine: Engine, now: float) -> bool:
         """Releases idle leases where requests wait for blocks; returns whether they do."""
         if engine.layout is None:
             return False
+        if engine.load.waiting_requests < 1:
+            self._lacking.pop(engine.engine_id, None)
+            return False
         total = engine.layout.total_blocks
-        records = self._ledger.on_engine(engine.engine_id)
-        holdings = _holdings(records, now)
+        shelf = self._ledger.shelf(engine.engine_id)
+        holdings = self._holdings(shelf, now) if shelf else []
         few = few_blocks(holdings, total_blocks=total, share=self._config.pressure_free)
         if not lacks_blocks(engine.load, total_blocks=total, few_blocks=few):
             self._lacking.pop(engine.engine_id, None)
@@ -78,7 +100,7 @@ class Directives:
         if now - self._lacking.setdefault(engine.engine_id, now) < self._config.pressure_after:
             return False
         # What is on its way out counts as free already.
-        free = total - engine.load.used_blocks + _releasing_blocks(records)
+        free = total - engine.load.used_blocks + (_releasing_blocks(shelf) if shelf else 0)
         for lease_id in leases_to_give_up(holdings, blocks=few - free):
             record = self._ledger.find(lease_id)
             if record is not None:
@@ -86,23 +108,32 @@ class Directives:
                 _log.info("%s is short of blocks: gives up %s", engine.name, record.lease.name)
         return True
 
+    def _holdings(self, shelf: Shelf, now: float) -> list[Holding]:
+        holdings: list[Holding] = []
+        for record in shelf.records.values():
+            if record.release is None:
+                claimed = self._holders.claimed(record, now)
+                holdings.append(
+                    Holding(
+                        lease_id=record.lease_id,
+                        blocks=record.lease.blocks,
+                        fencing_token=record.fencing_token,
+                        idle=0.0 if claimed else now - record.used_at,
+                        claimed=claimed,
+                    )
+                )
+        return holdings
 
-def _holdings(records: list[Record], now: float) -> list[Holding]:
-    return [
-        Holding(
-            lease_id=record.lease_id,
-            blocks=record.lease.blocks,
-            fencing_token=record.lease.fencing_token,
-            idle=record.idle(now),
-            claimed=record.claims.count(now) > 0,
-        )
-        for record in records
-        if record.release is None
-    ]
+
+def _each_once(untold: list[Record], due: list[Record]) -> list[Record]:
+    told = {record.lease_id for record in untold}
+    return [*untold, *(record for record in due if record.lease_id not in told)]
 
 
-def _releasing_blocks(records: list[Record]) -> int:
-    return sum(record.lease.blocks for record in records if record.release is not None)
+def _releasing_blocks(shelf: Shelf) -> int:
+    return sum(
+        record.lease.blocks for record in shelf.records.values() if record.release is not None
+    )
 
 
 def _directive(
@@ -111,7 +142,7 @@ def _directive(
     return Directive(
         retention_id=record.lease.retention_id,
         lease=record.lease.name,
-        fencing_token=record.lease.fencing_token,
+        fencing_token=record.fencing_token,
         renew=renew,
         release=release,
     )

@@ -1,4 +1,4 @@
-"""The book of leases: every live one, the ended ones that are remembered, and their deadlines.
+"""The book of the leases of the engines that this replica is home of: live ones, and ends.
 
 Rules of the book, whoever writes into it:
 - of a session's leases only the one with the largest fencing token is active;
@@ -8,68 +8,42 @@ Rules of the book, whoever writes into it:
 Nothing here waits. Every method takes `now` in seconds on the monotonic clock.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from kvplane_services.deadlines import Deadlines
-from kvplane_services.lease.claims import Claims
+from kvplane_services.lease.config import LeaseConfig
+from kvplane_services.lease.due_times import DueTimes
+from kvplane_services.lease.ended import EndedLeases
 from kvplane_services.lease.model import EndReason, Handle, Lease, LeaseState
+from kvplane_services.lease.newest import Newest
+from kvplane_services.lease.record import Record
+from kvplane_services.lease.shelf import Shelf
 from kvplane_services.session.model import SessionKey
 
 # What an ended lease has: nobody may read its blocks, and proofs take memory.
 _NO_HANDLE = Handle(b"{}")
 
 
-@dataclass(slots=True)
-class Record:
-    """A live lease and what only the manager knows of it; times on the monotonic clock."""
-
-    lease: Lease
-    # TTL of the last renewal, in seconds, and when that was.
-    ttl: float
-    renewed_at: float
-    # Last grant or read.
-    used_at: float
-    # False for engines that hold blocks for a fixed time.
-    renewable: bool = True
-    # Why it is RELEASING.
-    release: EndReason | None = None
-    # Whether the engine was told the lease's name, or to release it.
-    told: bool = False
-    claims: Claims = field(default_factory=Claims)
-
-    @property
-    def lease_id(self) -> str:
-        """Id of the lease."""
-        return self.lease.lease_id
-
-    def idle(self, now: float) -> float:
-        """Seconds since anybody used or wanted the lease."""
-        return now - max(self.used_at, self.claims.last_use(now))
-
-
 class Ledger:
     """Holds the records and keeps the rules.
 
     Args:
-        grace: How much later than the engine the plane calls a lease expired, in seconds.
-        remember_ended: How long ended leases are remembered, in seconds.
-        max_ended: How many of them.
+        config: Durations and bounds.
+        newest: The newest lease of each session, of other replicas' engines too.
 
     """
 
-    def __init__(self, *, grace: float, remember_ended: float, max_ended: int) -> None:
-        self._grace = grace
-        self._remember_ended = remember_ended
-        self._max_ended = max_ended
+    def __init__(self, *, config: LeaseConfig, newest: Newest) -> None:
+        self._config = config
+        self._newest = newest
         self._records: dict[str, Record] = {}
-        self._by_engine: dict[str, dict[str, Record]] = {}
-        self._by_session: dict[SessionKey, str] = {}
-        self._deadlines = Deadlines()
-        self._ended: OrderedDict[str, tuple[Lease, float]] = OrderedDict()
-        self._changed: list[Lease] = []
-        self._forgotten: list[str] = []
+        self._shelves: dict[str, Shelf] = {}
+        self._deadlines: DueTimes[Record] = DueTimes(
+            width=config.sweep_interval, due=lambda record: record.deadline
+        )
+        self._ended = EndedLeases(remember=config.remember_ended, limit=config.max_ended)
+        # Leases as they are to be written, and ended ones to be forgotten.
+        self._changes: dict[str, Lease | None] = {}
 
     def find(self, lease_id: str) -> Record | None:
         """The live lease of that id, active or releasing."""
@@ -77,50 +51,55 @@ class Ledger:
 
     def find_ended(self, lease_id: str) -> Lease | None:
         """The ended lease of that id, while it is remembered."""
-        found = self._ended.get(lease_id)
-        return found[0] if found else None
+        return self._ended.find(lease_id)
 
     def knows(self, lease_id: str) -> bool:
         """Whether the id is or was that of a lease."""
         return lease_id in self._records or lease_id in self._ended
 
+    def shelf(self, engine_id: str) -> Shelf | None:
+        """The leases of an engine, or None if it has none."""
+        return self._shelves.get(engine_id)
+
     def on_engine(self, engine_id: str) -> list[Record]:
         """Live leases on an engine, oldest grant first."""
-        return list(self._by_engine.get(engine_id, {}).values())
+        shelf = self._shelves.get(engine_id)
+        return list(shelf.records.values()) if shelf else []
 
     def retention(self, engine_id: str, retention_id: str) -> Record | None:
         """The live lease on a retention."""
-        return self._by_engine.get(engine_id, {}).get(retention_id)
+        shelf = self._shelves.get(engine_id)
+        return shelf.records.get(retention_id) if shelf else None
 
     def active(self, key: SessionKey) -> Record | None:
-        """The session's active lease."""
-        lease_id = self._by_session.get(key)
-        return self._records.get(lease_id) if lease_id else None
+        """The session's active lease, if it is on an engine of this replica."""
+        newest = self._newest.find(key)
+        return newest if isinstance(newest, Record) else None
 
     def engines(self) -> list[str]:
         """Ids of the engines that have live leases."""
-        return list(self._by_engine)
+        return list(self._shelves)
 
     def deadline(self, record: Record) -> float:
         """When the plane calls the lease expired unless it is renewed."""
-        deadline = self._deadlines.get(record.lease_id)
-        return record.renewed_at + record.ttl + self._grace if deadline is None else deadline
+        if record.deadline is not None:
+            return record.deadline
+        return record.renewed_at + record.ttl + self._config.grace
 
-    def grant(self, lease: Lease, *, ttl: float, now: float, renewable: bool) -> Record:
+    # -- What happens to leases --------------------------------------------------------------
+
+    def grant(self, lease: Lease, *, ttl: float, now: float) -> Record:
         """Enters an active lease, and releases what it supersedes or, if older, itself."""
-        record = Record(lease=lease, ttl=ttl, renewed_at=now, used_at=now, renewable=renewable)
-        self._records[lease.lease_id] = record
-        self._by_engine.setdefault(lease.engine_id, {})[lease.retention_id] = record
-        self._deadlines.set(lease.lease_id, now + ttl + self._grace)
-        self._changed.append(lease)
-        other = self.active(lease.session_key)
-        if other is None or other.lease.fencing_token < lease.fencing_token:
-            self._by_session[lease.session_key] = lease.lease_id
-            older = other
-        else:
-            older = record
-        if older is not None:
-            self.release(older, EndReason.SUPERSEDED)
+        record = self._add(lease, ttl=ttl, now=now, revision=0)
+        self._note(record)
+        self._supersede(record)
+        return record
+
+    def take_up(self, lease: Lease, *, revision: int, ttl: float, now: float) -> Record:
+        """Enters a live lease that another home granted, as it is written."""
+        record = self._add(lease, ttl=ttl, now=now, revision=revision)
+        if lease.state is LeaseState.ACTIVE:
+            self._supersede(record)
         return record
 
     def renew(self, record: Record, *, ttl: float, now: float) -> None:
@@ -131,62 +110,146 @@ class Ledger:
 
     def hold_until(self, record: Record, until: float) -> None:
         """Notes that the engine holds the blocks until then, if that is later than was known."""
-        deadline = until + self._grace
-        if deadline > self.deadline(record):
-            self._deadlines.set(record.lease_id, deadline)
+        deadline = until + self._config.grace
+        if record.deadline is not None and deadline > record.deadline:
+            record.deadline = deadline
 
     def update(self, record: Record, lease: Lease) -> None:
-        """Replaces what is known of the lease, and tells followers if they can see a difference."""
-        before = replace(record.lease, reads=lease.reads)
-        record.lease = lease
-        if before != lease:
-            self._changed.append(lease)
+        """Replaces what is known of a lease whose state stays, and tells if it differs."""
+        if lease != record.lease:
+            shelf = self._shelves[lease.engine_id]
+            if record.release is None:
+                shelf.kept_blocks += lease.blocks - record.lease.blocks
+            record.lease = lease
+            self._note(record)
 
     def release(self, record: Record, reason: EndReason) -> None:
         """Stops giving out the lease. It ends when the engine says so, or at its deadline."""
-        if record.release is not None:
-            return
-        record.release = reason
-        record.told = False
-        record.lease = replace(record.lease, state=LeaseState.RELEASING)
-        self._changed.append(record.lease)
-        self._leave_session(record)
+        if record.release is None and record.deadline is not None:
+            self._begin_release(record, reason)
+            self._note(record)
 
     def end(self, record: Record, reason: EndReason, now: float) -> None:
         """Ends a live lease. What it was being released for stands before `reason`."""
-        if self._records.pop(record.lease_id, None) is None:
+        if record.deadline is None:
             return
-        retentions = self._by_engine[record.lease.engine_id]
-        del retentions[record.lease.retention_id]
-        if not retentions:
-            del self._by_engine[record.lease.engine_id]
-        self._deadlines.drop(record.lease_id)
-        self._leave_session(record)
-        record.lease = replace(
+        self._remove(record)
+        lease = replace(
             record.lease,
             state=LeaseState.ENDED,
             end_reason=record.release or reason,
+            release_reason=None,
             handle=_NO_HANDLE,
+            reads=record.reads,
         )
-        self._ended[record.lease_id] = (record.lease, now + self._remember_ended)
-        self._changed.append(record.lease)
+        record.lease = lease
+        self._ended.add(lease, now, revision=record.revision)
+        self._change(lease.lease_id, lease)
 
     def sweep(self, now: float) -> None:
         """Ends what is past its deadline, and forgets what ended long ago."""
-        for lease_id in self._deadlines.pop_due(now):
-            self.end(self._records[lease_id], EndReason.EXPIRED, now)
-        while self._ended:
-            lease_id, (_, until) = next(iter(self._ended.items()))
-            if until > now and len(self._ended) <= self._max_ended:
-                break
-            del self._ended[lease_id]
-            self._forgotten.append(lease_id)
+        for record in self._deadlines.pop_due(now):
+            self.end(record, EndReason.EXPIRED, now)
+        for lease_id in self._ended.forget_old(now):
+            self._change(lease_id, None)
 
-    def take_changes(self) -> tuple[list[Lease], list[str]]:
-        """Leases that changed, in order, and ids of those forgotten, since the last call."""
-        taken = self._changed, self._forgotten
-        self._changed, self._forgotten = [], []
+    # -- What others did ---------------------------------------------------------------------
+
+    def take_over(self, record: Record, lease: Lease) -> None:
+        """Goes on with a live lease as somebody else wrote it. Nothing is written.
+
+        A lease that is on its way out here stays so, whatever was written.
+        """
+        self.take_release(record, lease)
+        if record.lease.state is lease.state:
+            if lease.state is LeaseState.ACTIVE:
+                self._shelves[lease.engine_id].kept_blocks += lease.blocks - record.lease.blocks
+            if record.fencing_token != lease.fencing_token:
+                self._shelves[lease.engine_id].tell(record)
+            record.lease = lease
+            record.reads = max(record.reads, lease.reads)
+
+    def take_release(self, record: Record, lease: Lease) -> None:
+        """Goes on with a release that somebody else wrote. Nothing is written."""
+        if record.release is None and lease.state is LeaseState.RELEASING:
+            self._begin_release(record, lease.release_reason or EndReason.RELEASED)
+
+    def take_end(self, record: Record, lease: Lease, *, revision: int, now: float) -> None:
+        """Notes that a lease has ended, as somebody else wrote it. Nothing is written."""
+        self._remove(record)
+        record.lease = lease
+        self._ended.add(lease, now, revision=revision)
+        self._changes.pop(lease.lease_id, None)
+
+    def end_stray(self, lease: Lease, reason: EndReason, *, revision: int, now: float) -> None:
+        """Ends a live lease of an own engine that is none of its records."""
+        ended = replace(
+            lease,
+            state=LeaseState.ENDED,
+            end_reason=lease.release_reason or reason,
+            release_reason=None,
+            handle=_NO_HANDLE,
+        )
+        self._ended.add(ended, now, revision=revision)
+        self._change(lease.lease_id, ended)
+
+    def drop_engine(self, engine_id: str) -> list[Record]:
+        """Forgets an engine's leases, and ends that are not written; ends and writes nothing."""
+        shelf = self._shelves.get(engine_id)
+        dropped = list(shelf.records.values()) if shelf else []
+        for record in dropped:
+            self._remove(record)
+            self._changes.pop(record.lease_id, None)
+        for lease_id, lease in list(self._changes.items()):
+            if lease is not None and lease.engine_id == engine_id:
+                self._changes.pop(lease_id)
+                self._ended.drop(lease_id)
+        return dropped
+
+    # -- What is to be written ---------------------------------------------------------------
+
+    def note(self, lease_id: str) -> None:
+        """Notes that a lease is to be written again, as it is."""
+        record, ended = self._records.get(lease_id), self._ended.find(lease_id)
+        if record is not None:
+            self._note(record)
+        elif ended is not None:
+            self._change(lease_id, ended)
+
+    @property
+    def changes(self) -> int:
+        """How many leases are to be written."""
+        return len(self._changes)
+
+    def engine_of(self, lease_id: str) -> str | None:
+        """The engine of a lease, live or ended; None if it is not known."""
+        record = self._records.get(lease_id)
+        lease = record.lease if record else self._ended.find(lease_id)
+        return lease.engine_id if lease else None
+
+    def is_noted(self, lease_id: str) -> bool:
+        """Whether a change of that lease was not taken yet."""
+        return lease_id in self._changes
+
+    def take_changes(self) -> dict[str, Lease | None]:
+        """The latest states of leases that changed since the last call; None of forgotten ones."""
+        taken, self._changes = self._changes, {}
         return taken
+
+    def revision(self, lease_id: str) -> int:
+        """Store revision of a lease, live or ended; 0 if it is not written."""
+        record = self._records.get(lease_id)
+        return record.revision if record else self._ended.revision(lease_id)
+
+    def set_revision(self, lease_id: str, revision: int) -> None:
+        """Notes the store revision of a lease."""
+        record = self._records.get(lease_id)
+        if record is not None:
+            record.revision = revision
+        else:
+            self._ended.set_revision(lease_id, revision)
+
+    # -- Readers -----------------------------------------------------------------------------
 
     def live(self) -> Iterable[Record]:
         """Every live lease."""
@@ -194,9 +257,58 @@ class Ledger:
 
     def ended(self) -> Iterable[Lease]:
         """Every ended lease that is remembered."""
-        return (lease for lease, _ in self._ended.values())
+        return self._ended
 
-    def _leave_session(self, record: Record) -> None:
-        key = record.lease.session_key
-        if self._by_session.get(key) == record.lease_id:
-            del self._by_session[key]
+    # -- Steps -------------------------------------------------------------------------------
+
+    def _add(self, lease: Lease, *, ttl: float, now: float, revision: int) -> Record:
+        record = Record(
+            lease=lease,
+            ttl=ttl,
+            renewed_at=now,
+            deadline=now + ttl + self._config.grace,
+            used_at=now,
+            reads=lease.reads,
+            revision=revision,
+        )
+        self._records[lease.lease_id] = record
+        shelf = self._shelves.get(lease.engine_id)
+        if shelf is None:
+            shelf = Shelf(renew_interval=self._config.renew_interval)
+            self._shelves[lease.engine_id] = shelf
+        shelf.add(record)
+        self._deadlines.add(record)
+        return record
+
+    def _remove(self, record: Record) -> None:
+        del self._records[record.lease_id]
+        shelf = self._shelves[record.lease.engine_id]
+        shelf.remove(record)
+        if not shelf.records:
+            del self._shelves[record.lease.engine_id]
+        record.deadline = None
+        self._newest.leave(record.lease.session_key, record.lease_id)
+
+    def _supersede(self, record: Record) -> None:
+        older = self._newest.enter(record.lease.session_key, record)
+        # Another replica's lease is released by its own home, which sees this one.
+        if isinstance(older, Record):
+            self.release(older, EndReason.SUPERSEDED)
+
+    def _begin_release(self, record: Record, reason: EndReason) -> None:
+        shelf = self._shelves[record.lease.engine_id]
+        shelf.kept_blocks -= record.lease.blocks
+        record.lease = replace(
+            record.lease, state=LeaseState.RELEASING, release_reason=reason, reads=record.reads
+        )
+        shelf.tell(record)
+        self._newest.leave(record.lease.session_key, record.lease_id)
+
+    def _note(self, record: Record) -> None:
+        if record.lease.reads != record.reads:
+            record.lease = replace(record.lease, reads=record.reads)
+        self._change(record.lease_id, record.lease)
+
+    def _change(self, lease_id: str, lease: Lease | None) -> None:
+        self._changes.pop(lease_id, None)
+        self._changes[lease_id] = lease

@@ -12,7 +12,7 @@ from kvplane.api.engine.v1 import engine_pb2, engine_pb2_grpc
 from kvplane.api.lease.v1 import lease_pb2, lease_pb2_grpc
 from kvplane.api.router.v1 import router_pb2, router_pb2_grpc
 from kvplane.api.session.v1 import session_pb2, session_pb2_grpc
-from kvplane_services.adapters.records import ENGINES, HOMES, LEASES, MEMBERS, SESSIONS
+from kvplane_services.adapters.records import CLAIMS, ENGINES, HOMES, LEASES, MEMBERS, SESSIONS
 from kvplane_services.adapters.session_records import SessionCodec
 from kvplane_services.clock import Clock
 from kvplane_services.engine.directory import EngineDirectory
@@ -136,7 +136,10 @@ def leases_part(settings: LeasesSettings, *, store: Store, clock: Clock) -> Leas
     )
     manager = LeaseManager(
         table=store.table(LEASES),
+        claims=store.table(CLAIMS),
         tokens=store.sequence("tokens"),
+        store=store,
+        homes=homes,
         engines=directory,
         clock=clock,
         config=_config(LeaseConfig, settings.leases, "leases"),

@@ -1,0 +1,37 @@
+"""Who wants a lease of an own engine kept: holders here, and at other replicas."""
+
+from kvplane_services.lease.claim_notes import ClaimNotes
+from kvplane_services.lease.model import Claim
+from kvplane_services.lease.record import Record
+
+
+class Holders:
+    """Joins the claims that were made here with those that other replicas tell of.
+
+    Args:
+        notes: What other replicas tell.
+
+    """
+
+    def __init__(self, *, notes: ClaimNotes) -> None:
+        self._notes = notes
+
+    def claimed(self, record: Record, now: float) -> bool:
+        """Whether anybody claims a lease."""
+        claims = record.claims
+        if claims is not None:
+            if claims.count(now):
+                return True
+            record.used_at = max(record.used_at, claims.last_use(now))
+            record.claims = None
+        return self._notes.claimed(record.lease_id, record.fencing_token)
+
+    def idle(self, record: Record, now: float) -> float:
+        """Seconds since anybody used or wanted a lease."""
+        return 0.0 if self.claimed(record, now) else now - record.used_at
+
+    def claims(self, record: Record, now: float) -> tuple[Claim, ...]:
+        """The claims on a lease, by holder."""
+        here = record.claims.standing(now) if record.claims else ()
+        elsewhere = self._notes.claims(record.lease_id, record.fencing_token)
+        return tuple(sorted((*here, *elsewhere), key=lambda claim: claim.holder))
