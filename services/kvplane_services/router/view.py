@@ -18,6 +18,9 @@ from kvplane_services.router.tracked import Tracked
 from kvplane_services.session.model import SessionKey
 from kvplane_services.store.ports import Event, Feed
 
+# Seconds between two looks for what was not named again.
+_LAPSE_INTERVAL = 1.0
+
 # Tenant, model, adapter and the digest of some leading messages.
 _Messages = tuple[str, str, str, bytes]
 
@@ -37,8 +40,12 @@ class RouterView:
 
     def __init__(self, *, clock: Clock, grace: float, memory: int) -> None:
         self._clock = clock
-        self._engines: Tracked[Engine] = Tracked(grace=grace)
-        self._leases: Tracked[Lease] = Tracked(grace=grace)
+        self._engines: Tracked[Engine] = Tracked(
+            grace=grace, over=lambda engine: engine.state is EngineState.LOST
+        )
+        self._leases: Tracked[Lease] = Tracked(
+            grace=grace, over=lambda lease: lease.state is LeaseState.ENDED
+        )
         self._engine_by_name: dict[str, Engine] = {}
         self._serving: Grouped[str, Engine] = Grouped()
         self._live: Grouped[SessionKey, Lease] = Grouped()
@@ -63,8 +70,11 @@ class RouterView:
                 self.apply_lease(event)
 
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow_engines())
-            tasks.create_task(follow_leases())
+            lapsing = tasks.create_task(self._lapse_forever())
+            async with asyncio.TaskGroup() as following:
+                following.create_task(follow_engines())
+                following.create_task(follow_leases())
+            lapsing.cancel()
 
     @property
     def synced(self) -> bool:
@@ -83,8 +93,6 @@ class RouterView:
             self._settled_at = self._clock.now() + self._grace
         if before is not None:
             self._drop_engine(before)
-            if after is not None and after.epoch > before.epoch:
-                self._fence(after)
         if after is not None:
             self._engine_by_name[after.name] = after
             for model in after.models:
@@ -105,15 +113,25 @@ class RouterView:
             for waiting in self._waiting.get(after.decision_id, ()):
                 waiting.set()
 
-    def lapse(self) -> None:
-        """Forgets what a restarted plane did not hear of again in time."""
+    def lapse(self, *, most: int = 1000) -> bool:
+        """Forgets what a plane or its store had lost, and did not name again in time.
+
+        Args:
+            most: How many engines, and leases, are forgotten at most.
+
+        Returns:
+            Whether as many were, so that there may be more.
+
+        """
         now = self._clock.now()
-        for engine in self._engines.lapse(now):
+        for engine in self._engines.lapse(now, most=most):
             self._drop_engine(engine)
-        for lease in self._leases.lapse(now):
+        leases = self._leases.lapse(now, most=most)
+        for lease in leases:
             if lease.state is LeaseState.ACTIVE:
                 self._unindex(lease)
                 self._bury(lease, None)
+        return len(leases) == most
 
     def engines(self) -> Iterable[Engine]:
         """All engines, lost ones included."""
@@ -151,7 +169,16 @@ class RouterView:
 
     def live_lease(self, key: SessionKey) -> Lease | None:
         """The session's live lease; the newest one if a newer grant just took over."""
-        return max(self._live.of(key), key=lambda lease: lease.fencing_token, default=None)
+        newest: Lease | None = None
+        for lease in self._live.of(key):
+            # Those of earlier registrations are over, however late that is told.
+            engine = self._engine_by_name.get(lease.engine)
+            if engine is not None and lease.engine_epoch < engine.epoch:
+                self._unindex(lease)
+                self._note_end(lease, f"ended: {engine.name} registered again")
+            elif newest is None or lease.fencing_token > newest.fencing_token:
+                newest = lease
+        return newest
 
     def ended_lease(self, key: SessionKey) -> EndedLease | None:
         """The session's last lease that ended, while it is remembered."""
@@ -202,13 +229,11 @@ class RouterView:
         for model in engine.models:
             self._serving.drop(model, engine.name)
 
-    def _fence(self, engine: Engine) -> None:
-        """Gives up the leases of an engine's earlier registrations, whose end may come later."""
-        for key in list(self._live):
-            for lease in self._live.of(key):
-                if lease.engine == engine.name and lease.engine_epoch < engine.epoch:
-                    self._unindex(lease)
-                    self._note_end(lease, f"ended: {engine.name} registered again")
+    async def _lapse_forever(self) -> None:
+        while True:
+            more = self.lapse()
+            # Beside turns, and in small parts: it may be a million leases.
+            await self._clock.sleep(0.0 if more else _LAPSE_INTERVAL)
 
     def _index(self, lease: Lease) -> None:
         self._live.put(lease.session_key, lease.lease_id, lease)

@@ -156,6 +156,14 @@ class Fleet:
         self.view.apply_engine(Upserted(one.engine_id, one, 1))
 
     def remove(self, engine_id: str) -> None:
+        """The engine deregisters."""
+        known = self.view.engine(f"engines/{engine_id}")
+        if known is not None:
+            self.put(replace(known, state=EngineState.LOST))
+        self.vanish(engine_id)
+
+    def vanish(self, engine_id: str) -> None:
+        """The engine is removed, nobody says why."""
         self.view.apply_engine(Removed(engine_id, 1))
 
     def grant(self, one: Lease) -> Lease:

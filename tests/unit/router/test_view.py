@@ -101,8 +101,66 @@ async def test_named_again_after_a_reset_stays() -> None:
     assert fleet.view.live_lease(key()) == one
 
 
+async def test_what_vanishes_is_given_time() -> None:
+    """What is removed while it was live may be put back: it is kept for restart_grace."""
+    fleet = Fleet(decode())
+    one = fleet.grant(lease())
+    fleet.vanish("d")
+    fleet.view.apply_lease(Removed(one.lease_id, 2))
+    await fleet.clock.advance(fleet.config.restart_grace - 1)
+    fleet.view.lapse()
+    assert fleet.view.engine("engines/d") is not None
+    assert fleet.view.live_lease(key()) == one
+    await fleet.clock.advance(1)
+    fleet.view.lapse()
+    assert fleet.view.engine("engines/d") is None
+    assert fleet.view.live_lease(key()) is None
+    ended = fleet.view.ended_lease(key())
+    assert ended is not None
+    assert "no longer known" in ended.how
+
+
+async def test_what_is_put_back_stays() -> None:
+    """What vanished and came again is not doubted any more."""
+    fleet = Fleet(decode())
+    one = fleet.grant(lease())
+    fleet.vanish("d")
+    fleet.view.apply_lease(Removed(one.lease_id, 2))
+    fleet.put(decode())
+    fleet.grant(one)
+    await fleet.clock.advance(1000)
+    fleet.view.lapse()
+    assert fleet.view.engine("engines/d") is not None
+    assert fleet.view.live_lease(key()) == one
+
+
+async def test_deregistered_engine_is_gone_at_once() -> None:
+    """An engine that was lost, as one is that deregisters, is gone when it is removed."""
+    fleet = Fleet(decode())
+    fleet.remove("d")
+    assert fleet.view.engine("engines/d") is None
+    assert list(fleet.view.serving("m")) == []
+
+
+async def test_a_million_leases_lapse_in_parts() -> None:
+    """Forgetting many leases does not keep a decision waiting for all of them."""
+    fleet = Fleet()
+    for number in range(25):
+        fleet.grant(lease(f"s{number}", lease_id=f"l{number}"))
+    for event in (Reset(), Synced(5)):
+        fleet.view.apply_lease(event)
+    await fleet.clock.advance(fleet.config.restart_grace)
+    left = []
+    while fleet.view.lapse(most=10):
+        left.append(
+            sum(fleet.view.live_lease(key(f"s{number}")) is not None for number in range(25))
+        )
+    assert left == [15, 5]
+    assert fleet.view.live_lease(key("s24")) is None
+
+
 async def test_removed_while_starting_over_is_gone_at_once() -> None:
-    """A removal is believed at any time."""
+    """The removal of what is over is believed at any time."""
     fleet = Fleet(decode())
     fleet.view.apply_engine(Reset())
     fleet.remove("d")
