@@ -1,6 +1,6 @@
 """An etcd in this process, on a clock of the test's own, with its faults.
 
-It keeps to what tests/contract/test_etcd_backend.py holds real etcd to.
+It keeps to what tests/contract/etcd_backend holds real etcd to.
 """
 
 import asyncio

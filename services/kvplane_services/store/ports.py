@@ -96,7 +96,8 @@ class Put(Generic[T]):
         value: What.
         expected: Revision that the value must have; 0 if it must not exist; None for any. A
             value that is there already, exactly as it is to be written and on the same anchor,
-            is as expected: an attempt whose answer was lost may have written it.
+            is as expected: an attempt whose answer was lost may have written it. So what must
+            tell whose write succeeded, as in taking something over, carries its writer's name.
         anchor: What the value hangs on, see `Anchors`; empty for a value that stays.
 
     """

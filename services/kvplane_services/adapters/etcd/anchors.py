@@ -130,7 +130,7 @@ class EtcdAnchors:
                         self._lose(f"{lease:x}")
             except (Unavailable, StoreRefused) as error:
                 self._contact.failed(error)
-            await self._clock.sleep(backoff.next())
+            await self._contact.pause(backoff.next())
             self._renew_all()
 
     async def _due(self) -> AsyncIterator[int]:

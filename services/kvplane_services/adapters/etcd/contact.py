@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from kvplane.client.backoff import Backoff
 from kvplane_services.adapters.etcd.backend import LeaseGone
-from kvplane_services.clock import Clock
+from kvplane_services.clock import Clock, wait_set
 from kvplane_services.errors import StoreRefused, Unavailable
 
 R = TypeVar("R")
@@ -17,6 +17,8 @@ _log = logging.getLogger(__name__)
 # A caller that gave up after that long may have met an etcd that is away.
 _SUSPICIOUS = 0.1
 _RETRY_AFTER = 1.0
+# Shorter ones are breaks of a stream, not of etcd: to try that stream again at once would be vain.
+_OUTAGE = 1.0
 
 
 class Contact:
@@ -37,6 +39,8 @@ class Contact:
         self._reachable = True
         self._since = clock.now()
         self._doubt = asyncio.Event()
+        # Set, and replaced, when an outage is over.
+        self._back = asyncio.Event()
 
     @property
     def reachable(self) -> bool:
@@ -79,6 +83,10 @@ class Contact:
             return error
         return Unavailable(error.message, retry_after=_RETRY_AFTER)
 
+    async def pause(self, seconds: float) -> None:
+        """Waits before a stream is tried again: for that long, or until an outage is over."""
+        await wait_set(self._back, seconds, clock=self._clock)
+
     async def run(self) -> None:
         """Asks etcd while it is away or in doubt, until cancelled."""
         backoff = Backoff(first=0.2, longest=2.0)
@@ -96,4 +104,7 @@ class Contact:
         if not self._reachable:
             self._reachable = True
             away = self._clock.now() - self._since
+            if away >= _OUTAGE:
+                self._back.set()
+                self._back = asyncio.Event()
             _log.warning("the store answers again, after %.1f s", away)

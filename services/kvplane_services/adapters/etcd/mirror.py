@@ -89,7 +89,7 @@ class Mirror:
                 self._stale = True
             except (Unavailable, StoreRefused) as error:
                 self._contact.failed(error)
-                await self._clock.sleep(backoff.next())
+                await self._contact.pause(backoff.next())
 
     def learn(self, place: bytes, found: KeyValue | None, revision: int) -> None:
         """Notes what a place was found to hold at a revision, ahead of the watch."""

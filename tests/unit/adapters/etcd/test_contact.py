@@ -84,6 +84,39 @@ async def test_a_stream_that_fails_counts(contact: Contact, etcd: Etcd, clock: F
     assert contact.reachable
 
 
+async def test_streams_are_tried_again_when_an_outage_is_over(
+    contact: Contact, etcd: Etcd, clock: FakeClock
+) -> None:
+    """Whoever waits to try a stream again need not wait on when etcd answers."""
+    etcd.failure = Unavailable("away", retry_after=3.0)
+    contact.failed(etcd.failure)
+    waiting = asyncio.ensure_future(contact.pause(1000))
+    await clock.advance(0)
+    await clock.advance(10)
+    assert not waiting.done()
+
+    etcd.failure = None
+    await clock.advance(3)
+
+    assert waiting.done()
+
+
+async def test_a_stream_that_breaks_by_itself_is_not_tried_at_once(
+    contact: Contact, clock: FakeClock
+) -> None:
+    """Where etcd answers all the while, a broken stream is tried again after its own wait."""
+    contact.failed(Unavailable("broken", retry_after=1.0))
+    waiting = asyncio.ensure_future(contact.pause(5))
+    await clock.advance(0)
+    assert contact.reachable
+    await clock.advance(4)
+    assert not waiting.done()
+
+    await clock.advance(1)
+
+    assert waiting.done()
+
+
 async def test_refusals_are_outages_while_it_runs(contact: Contact, etcd: Etcd) -> None:
     """A password that is no longer taken does not end a process: an operator may set it right."""
     etcd.failure = StoreRefused("no such user")
