@@ -1,17 +1,16 @@
 """The router of another process; see `router.ports.Router`."""
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from kvplane.api.router.v1 import router_pb2
-from kvplane.client.backoff import Backoff
-from kvplane.client.errors import KvplaneClientError, UnavailableError
+from kvplane.client.errors import KvplaneClientError
 from kvplane.client.plane import Plane
 from kvplane_services.adapters.grpc_failures import domain_error
-from kvplane_services.clock import Clock
-from kvplane_services.router.model import Decision, LegReport, Strategy, Subject
+from kvplane_services.router.model import Decision, LegKind, LegReport, Strategy, Subject
+from kvplane_services.router.remembered import Remembered
 from kvplane_services.router.wire import (
     STRATEGIES_TO_WIRE,
     decision_from_wire,
@@ -21,19 +20,26 @@ from kvplane_services.router.wire import (
 
 T = TypeVar("T")
 
-_ATTEMPTS = 3
+# Decisions whose router is remembered until their turn is over.
+_MOST_TURNS = 100_000
 
 
 class RemoteRouter:
-    """Implements `Router` over RouterService.
+    """Implements `Router` over RouterService, of one router or of several replicas.
 
-    A call that found no router is repeated, because a restarted one is back in a moment. That
-    is safe: decisions are recognised by their request id, and reports are idempotent.
+    A call that finds its router away is repeated, at another one if there are several. That is
+    safe: a router recognises decisions by their request id, and reports are idempotent. A turn
+    that was counted by a router which then went away before it answered is counted there until
+    its decision's TTL passes, if that router is still alive.
+
+    Reports go to the router that decided, for only that one counts the turn. If it is gone its
+    counts are too; if it merely cannot be reached it notices the end of most turns by what their
+    engines retain.
     """
 
-    def __init__(self, *, plane: Plane, clock: Clock) -> None:
+    def __init__(self, *, plane: Plane) -> None:
         self._plane = plane
-        self._clock = clock
+        self._deciders: Remembered[str, str] = Remembered(_MOST_TURNS)
 
     async def decide(
         self,
@@ -44,41 +50,35 @@ class RemoteRouter:
         excluded: AbstractSet[str] = frozenset(),
     ) -> Decision:
         """See `Router.decide`."""
-        message = subject_to_wire(subject)
         strategy = (
             STRATEGIES_TO_WIRE[forced] if forced is not None else router_pb2.STRATEGY_UNSPECIFIED
         )
-        request_id = request_id or str(uuid.uuid4())
-        return decision_from_wire(
-            await self._call(
-                lambda: self._plane.router.decide(
-                    message,
-                    forced_strategy=strategy,
-                    request_id=request_id,
-                    excluded_engines=sorted(excluded),
-                )
+        answer, address = await _domain(
+            self._plane.router.decide_at(
+                subject_to_wire(subject),
+                forced_strategy=strategy,
+                request_id=request_id or str(uuid.uuid4()),
+                excluded_engines=sorted(excluded),
             )
         )
+        decision = decision_from_wire(answer)
+        self._deciders.put(decision.decision_id, address)
+        return decision
 
     async def report(self, report: LegReport) -> None:
-        """See `Router.report`. Raises Unavailable if no router takes it."""
-        message = report_to_wire(report)
-        await self._call(lambda: self._plane.router.report(message))
+        """See `Router.report`. Raises Unavailable if the router that decided is away."""
+        address = self._deciders.get(report.decision_id) or ""
+        if report.leg is LegKind.DECODE:
+            self._deciders.forget(report.decision_id)
+        await _domain(self._plane.router.report(report_to_wire(report), address=address))
 
     async def models(self) -> tuple[str, ...]:
         """See `Router.models`. Raises Unavailable."""
-        return await self._call(self._plane.router.models)
+        return await _domain(self._plane.router.models())
 
-    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
-        backoff = Backoff(first=0.05, longest=0.5)
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return await call()
-            except UnavailableError as error:
-                # An answer of the router itself names a reason.
-                if error.reason or attempt == _ATTEMPTS:
-                    raise domain_error(error) from error
-            except KvplaneClientError as error:
-                raise domain_error(error) from error
-            await self._clock.sleep(backoff.next())
-        raise AssertionError("unreachable: the last attempt returns or raises")
+
+async def _domain(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except KvplaneClientError as error:
+        raise domain_error(error) from error

@@ -20,6 +20,6 @@ async def run_gateway(settings: GatewaySettings, *, clock: Clock) -> None:
         until_stopped(delay=settings.stop.delay, clock=clock) as stop,
         plane_of(settings.peers, clock=clock) as plane,
     ):
-        router = RemoteRouter(plane=plane, clock=clock)
+        router = RemoteRouter(plane=plane)
         async with serving_gateway(settings.gateway, router=router, clock=clock, stop=stop):
             await stop.due.wait()

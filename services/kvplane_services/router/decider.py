@@ -12,7 +12,7 @@ from kvplane_services.errors import StrategyImpossible, Unavailable
 from kvplane_services.router.assessment import Assessment, assess, cannot_decode
 from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.expected import ExpectedRetentions
-from kvplane_services.router.inflight import InFlight
+from kvplane_services.router.inflight import InFlight, Turn
 from kvplane_services.router.legs import decode_leg, prefill_leg, pull_leg
 from kvplane_services.router.model import (
     Decision,
@@ -81,6 +81,7 @@ class Decider:
         )
         # Futures, so that a retry which overtakes the first call waits for its answer.
         self._answers: RequestMemory[asyncio.Future[Decision]] = RequestMemory(limit=config.answers)
+        view.on_retained(self._note_retained)
 
     async def decide(
         self,
@@ -118,14 +119,8 @@ class Decider:
 
     async def report(self, report: LegReport) -> None:
         """See `Router.report`."""
-        turn = self._in_flight.release(report.decision_id, report.leg)
-        if turn is None:
-            return
-        if turn.lease:
-            # The first leg of such a turn is the one that used the lease: after a pull the
-            # decode engine reads the prefill engine's blocks.
-            self._claims.drop(turn.lease, turn=turn.decision_id)
-        if report.leg is not LegKind.DECODE:
+        turn = self._release(report.decision_id, report.leg)
+        if turn is None or report.leg is not LegKind.DECODE:
             return
         if report.outcome is RouteOutcome.SUCCEEDED and self._retains(turn.decode_engine):
             self._expected.expect(turn.session_key, turn.decision_id, self._clock.now())
@@ -201,6 +196,19 @@ class Decider:
         if self._expected.of(key, start) == decision_id:
             self._expected.settle(key)
         return self._clock.now() - start
+
+    def _release(self, decision_id: str, leg: LegKind) -> Turn | None:
+        turn = self._in_flight.release(decision_id, leg)
+        if turn is not None and turn.lease:
+            # The first leg of such a turn is the one that used the lease: after a pull the
+            # decode engine reads the prefill engine's blocks.
+            self._claims.drop(turn.lease, turn=turn.decision_id)
+        return turn
+
+    def _note_retained(self, decision_id: str) -> None:
+        # What an engine retains is of a turn that is over, whether or not its report comes: the
+        # gateway may have lost sight of this router.
+        self._release(decision_id, LegKind.DECODE)
 
     def _retains(self, engine_name: str) -> bool:
         engine = self._view.engine(engine_name)

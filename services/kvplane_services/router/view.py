@@ -6,7 +6,7 @@ readers of a retention check what they read.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvplane_services.clock import Clock, wait_set
@@ -54,6 +54,7 @@ class RouterView:
         self._past_messages: Remembered[_Messages, SessionKey] = Remembered(memory)
         self._retained: Remembered[str, None] = Remembered(memory)
         self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._on_retained: Callable[[str], None] = lambda _: None
         self._models: Remembered[str, None] = Remembered(memory)
         self._grace = grace
         self._settled_at: float | None = None
@@ -86,6 +87,10 @@ class RouterView:
         """Whether engines of before a restart may not have registered again yet."""
         return self._settled_at is None or self._clock.now() < self._settled_at
 
+    def on_retained(self, callback: Callable[[str], None]) -> None:
+        """Has `callback` told the decision of each turn whose retention is seen, maybe again."""
+        self._on_retained = callback
+
     def apply_engine(self, event: Event[Engine]) -> None:
         """Takes an engine's change in."""
         before, after = self._engines.apply(event, self._clock.now())
@@ -110,6 +115,7 @@ class RouterView:
             self._bury(before, after)
         if after is not None and after.decision_id:
             self._retained.put(after.decision_id, None)
+            self._on_retained(after.decision_id)
             for waiting in self._waiting.get(after.decision_id, ()):
                 waiting.set()
 

@@ -63,7 +63,8 @@ async def plane(*options: str) -> AsyncIterator[tuple[Process, Gateway, str]]:
 async def health(address: str) -> int:
     async with grpc.aio.insecure_channel(address) as channel:
         request = health_pb2.HealthCheckRequest()
-        return (await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)).status
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+        return int(answer.status)
 
 
 async def test_stop_is_announced_while_everything_is_served() -> None:

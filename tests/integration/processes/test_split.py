@@ -15,7 +15,6 @@ from kvplane.api.lease.v1 import lease_pb2
 from kvplane.client.channel import Tls
 from kvplane.client.plane import Plane
 from kvplane_services.adapters.grpc_router import RemoteRouter
-from kvplane_services.clock import SystemClock
 from kvplane_services.errors import NotFound, StrategyImpossible, Unavailable
 from kvplane_services.router.model import (
     Decision,
@@ -45,7 +44,7 @@ class Split:
         self.registry = registry
         self.router_address = router
         self.plane = plane
-        self.router = RemoteRouter(plane=plane, clock=SystemClock())
+        self.router = RemoteRouter(plane=plane)
 
 
 @asynccontextmanager
@@ -147,7 +146,7 @@ async def test_processes_reach_each_other_over_tls(tmp_path: Path) -> None:
             at = await router.address("gRPC")
             trust = Tls(root_certificates=(tls / "cert.pem").read_bytes())
             async with Plane(address, router=at, tls=trust) as plane:
-                asked = RemoteRouter(plane=plane, clock=SystemClock())
+                asked = RemoteRouter(plane=plane)
 
                 async def refusal() -> str:
                     try:

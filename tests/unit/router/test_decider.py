@@ -511,3 +511,19 @@ class TestUnnamedSessions:
         decision = await fleet.router.decide(subject("mine", b"1", b"2"))
         assert decision.session_key.session_id == "mine"
         assert decision.strategy is Strategy.RECOMPUTE
+
+
+async def test_retained_turn_is_over_without_its_report() -> None:
+    """What an engine retains of a turn ends its count and its claim, should no report ever come."""
+    fleet = Fleet(prefill(), decode())
+    held = fleet.grant(lease())
+    decision = await fleet.router.decide(subject())
+    assert fleet.in_flight.count("engines/d", LegKind.DECODE) == 1
+    fleet.grant(lease(lease_id="l2", token=2, decision_id=decision.decision_id))
+    assert len(fleet.in_flight) == 0
+    assert fleet.claims.dropped == [held.name]
+    # The report that comes after all changes nothing.
+    await fleet.router.report(
+        LegReport(decision.decision_id, LegKind.DECODE, RouteOutcome.SUCCEEDED)
+    )
+    assert fleet.in_flight.count("engines/d", LegKind.DECODE) == 0

@@ -132,7 +132,7 @@ class ServiceCalls(Generic[Stub]):
             method: See `call`.
             request: See `call`.
             repeat: See `call`.
-            address: Whom to ask first, if it was in use before.
+            address: Whom to ask; where that one is no longer connected, nobody is.
 
         Raises:
             KvplaneClientError: The call failed; its class says how.
@@ -142,9 +142,9 @@ class ServiceCalls(Generic[Stub]):
         deadline = self._clock.now() + self._timeout
         failures = 0
         while True:
-            asked = (self._replicas.at(address) if not failures else None) or (
-                self._replicas.in_use()
-            )
+            asked = self._replicas.at(address) if address else self._replicas.in_use()
+            if asked is None:
+                raise UnavailableError(f"{address} is away", code="UNAVAILABLE")
             left = deadline - self._clock.now()
             try:
                 bound = method(asked.stub(self._stub))

@@ -86,8 +86,14 @@ class Replicas:
         return self._open[address]
 
     def at(self, address: str) -> Replica | None:
-        """The replica at an address that was in use, or None."""
-        return self._open.get(address)
+        """The replica at an address, if it is in use or connected still; else None."""
+        if address == self._addresses[self._place]:
+            return self.in_use()
+        replica = self._open.get(address)
+        if replica is None:
+            return None
+        state = replica.channel.get_state(try_to_connect=True)
+        return replica if state is grpc.ChannelConnectivity.READY else None
 
     async def leave(self, replica: Replica, *, silent: bool = False) -> None:
         """Another replica is in use from now on, if this one was.

@@ -78,7 +78,10 @@ class Router:
 
         Args:
             outcome: What to report.
-            address: The router that decided, from `decide_at`. The others do not count the turn.
+            address: The router that decided, from `decide_at`: the others do not count the turn.
+
+        Raises:
+            UnavailableError: That router is away.
 
         """
         await self._calls.call_at(
