@@ -330,13 +330,16 @@ async def test_watching(state: ServedState) -> None:
     epoch = (await state.register(engine_of("d1"))).engine.epoch
     await state.engines.DeregisterEngine(pb.DeregisterEngineRequest(name="engines/d1", epoch=epoch))
     assert (await event(watch)).upserted.name == "engines/d1"
+    ended = (await event(watch)).upserted
+    assert (ended.name, ended.state) == ("engines/d1", pb.Engine.STATE_LOST)
     removed = await event(watch)
     assert removed.removed_name == "engines/d1"
 
     resumed = state.engines.WatchEngines(pb.WatchEnginesRequest(after_revision=synced.revision))
-    seen = [await event(resumed) for _ in range(3)]
-    assert [each.WhichOneof("event") for each in seen] == ["upserted", "removed_name", "synced"]
-    assert removed.revision == seen[1].revision
+    seen = [await event(resumed) for _ in range(4)]
+    kinds = [each.WhichOneof("event") for each in seen]
+    assert kinds == ["upserted", "upserted", "removed_name", "synced"]
+    assert removed.revision == seen[2].revision
 
 
 async def test_watches_of_another_life_are_told(state: ServedState) -> None:

@@ -130,7 +130,8 @@ class EngineServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeregisterEngine(self, request, context):
-        """Ends a registration at once; its leases end as ENGINE_LOST. Idempotent.
+        """Ends a registration at once; its leases end as ENGINE_LOST. Idempotent. Watches tell of
+        the engine as STATE_LOST, then as removed: what is removed without that may come back.
         FAILED_PRECONDITION (EPOCH_STALE) if a newer registration exists. Called by the
         engine when it stops, and by operators.
         """
@@ -146,7 +147,7 @@ class EngineServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListEngines(self, request, context):
-        """Lists engines by name. Called by operators.
+        """Lists engines by name, those of all replicas of the plane. Called by operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,14 +61,15 @@ class EngineServiceStub:
     ResumeEngine: _grpc.UnaryUnaryMultiCallable[_engine_pb2.ResumeEngineRequest, _engine_pb2.ResumeEngineResponse]
     """Moves a draining engine back to STATE_ACTIVE. Idempotent. Called by operators."""
     DeregisterEngine: _grpc.UnaryUnaryMultiCallable[_engine_pb2.DeregisterEngineRequest, _engine_pb2.DeregisterEngineResponse]
-    """Ends a registration at once; its leases end as ENGINE_LOST. Idempotent.
+    """Ends a registration at once; its leases end as ENGINE_LOST. Idempotent. Watches tell of
+    the engine as STATE_LOST, then as removed: what is removed without that may come back.
     FAILED_PRECONDITION (EPOCH_STALE) if a newer registration exists. Called by the
     engine when it stops, and by operators.
     """
     GetEngine: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GetEngineRequest, _engine_pb2.GetEngineResponse]
     """Gets one engine. Called by anybody."""
     ListEngines: _grpc.UnaryUnaryMultiCallable[_engine_pb2.ListEnginesRequest, _engine_pb2.ListEnginesResponse]
-    """Lists engines by name. Called by operators."""
+    """Lists engines by name, those of all replicas of the plane. Called by operators."""
     WatchEngines: _grpc.UnaryStreamMultiCallable[_engine_pb2.WatchEnginesRequest, _engine_pb2.WatchEnginesResponse]
     """Streams the current engines, then every later change; of loads alone, every one
     or only the latest. Called by routers and operators. OUT_OF_RANGE with reason WATCH_COMPACTED
@@ -109,14 +110,15 @@ class EngineServiceAsyncStub(EngineServiceStub):
     ResumeEngine: _aio.UnaryUnaryMultiCallable[_engine_pb2.ResumeEngineRequest, _engine_pb2.ResumeEngineResponse]  # type: ignore[assignment]
     """Moves a draining engine back to STATE_ACTIVE. Idempotent. Called by operators."""
     DeregisterEngine: _aio.UnaryUnaryMultiCallable[_engine_pb2.DeregisterEngineRequest, _engine_pb2.DeregisterEngineResponse]  # type: ignore[assignment]
-    """Ends a registration at once; its leases end as ENGINE_LOST. Idempotent.
+    """Ends a registration at once; its leases end as ENGINE_LOST. Idempotent. Watches tell of
+    the engine as STATE_LOST, then as removed: what is removed without that may come back.
     FAILED_PRECONDITION (EPOCH_STALE) if a newer registration exists. Called by the
     engine when it stops, and by operators.
     """
     GetEngine: _aio.UnaryUnaryMultiCallable[_engine_pb2.GetEngineRequest, _engine_pb2.GetEngineResponse]  # type: ignore[assignment]
     """Gets one engine. Called by anybody."""
     ListEngines: _aio.UnaryUnaryMultiCallable[_engine_pb2.ListEnginesRequest, _engine_pb2.ListEnginesResponse]  # type: ignore[assignment]
-    """Lists engines by name. Called by operators."""
+    """Lists engines by name, those of all replicas of the plane. Called by operators."""
     WatchEngines: _aio.UnaryStreamMultiCallable[_engine_pb2.WatchEnginesRequest, _engine_pb2.WatchEnginesResponse]  # type: ignore[assignment]
     """Streams the current engines, then every later change; of loads alone, every one
     or only the latest. Called by routers and operators. OUT_OF_RANGE with reason WATCH_COMPACTED
@@ -184,7 +186,8 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_pb2.DeregisterEngineRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.DeregisterEngineResponse, _abc.Awaitable[_engine_pb2.DeregisterEngineResponse]]:
-        """Ends a registration at once; its leases end as ENGINE_LOST. Idempotent.
+        """Ends a registration at once; its leases end as ENGINE_LOST. Idempotent. Watches tell of
+        the engine as STATE_LOST, then as removed: what is removed without that may come back.
         FAILED_PRECONDITION (EPOCH_STALE) if a newer registration exists. Called by the
         engine when it stops, and by operators.
         """
@@ -203,7 +206,7 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_pb2.ListEnginesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.ListEnginesResponse, _abc.Awaitable[_engine_pb2.ListEnginesResponse]]:
-        """Lists engines by name. Called by operators."""
+        """Lists engines by name, those of all replicas of the plane. Called by operators."""
 
     @_abc_1.abstractmethod
     def WatchEngines(
