@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from kvplane_services.adapters.etcd.backend import EtcdBackend
 from kvplane_services.adapters.etcd.config import EtcdConfig
 from tests.support.etcd import EtcdNode, running_node
-from tests.support.etcd_backends import BACKENDS, MakeBackend
+from tests.support.etcd_backends import BACKENDS, BACKENDS_OF_SEVERAL_ENDPOINTS, MakeBackend
 
 _numbers = itertools.count()
 
@@ -16,12 +17,27 @@ _numbers = itertools.count()
 @pytest.fixture(params=[pytest.param(make, id=name) for name, make in BACKENDS.items()])
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[MakeBackend]:
     """Makes clients, which are closed at the end."""
+    async with closing(request.param) as make:
+        yield make
+
+
+@pytest.fixture(
+    params=[pytest.param(make, id=name) for name, make in BACKENDS_OF_SEVERAL_ENDPOINTS.items()]
+)
+async def make_for_several(request: pytest.FixtureRequest) -> AsyncIterator[MakeBackend]:
+    """Makes clients of several endpoints, which are closed at the end."""
+    async with closing(request.param) as make:
+        yield make
+
+
+@asynccontextmanager
+async def closing(make: MakeBackend) -> AsyncIterator[MakeBackend]:
+    """Closes what is made inside of the block."""
     made: list[EtcdBackend] = []
 
     def make_one(config: EtcdConfig) -> EtcdBackend:
-        backend: EtcdBackend = request.param(config)
-        made.append(backend)
-        return backend
+        made.append(make(config))
+        return made[-1]
 
     yield make_one
     for backend in made:

@@ -56,9 +56,11 @@ async def load(
     assert writer.written == follower.values()[: len(writer.written)]
 
 
-async def test_leader_is_killed(make: MakeBackend, cluster: EtcdCluster, prefix: bytes) -> None:
+async def test_leader_is_killed(
+    make_for_several: MakeBackend, cluster: EtcdCluster, prefix: bytes
+) -> None:
     """Over a kill of the leader no change is lost and none comes twice, whoever was in use."""
-    backend = make(EtcdConfig(cluster.endpoints))
+    backend = make_for_several(EtcdConfig(cluster.endpoints))
     start = (await backend.connect()).revision + 1
 
     async with load(backend, prefix, start):
@@ -68,11 +70,11 @@ async def test_leader_is_killed(make: MakeBackend, cluster: EtcdCluster, prefix:
 
 
 async def test_node_in_use_is_killed(
-    make: MakeBackend, cluster: EtcdCluster, prefix: bytes
+    make_for_several: MakeBackend, cluster: EtcdCluster, prefix: bytes
 ) -> None:
     """Reads do not fail, and writes at most once, when a node goes that does not lead."""
     [node, other] = await followers(cluster)
-    backend = make(EtcdConfig((node.endpoint, other.endpoint)))
+    backend = make_for_several(EtcdConfig((node.endpoint, other.endpoint)))
     start = (await backend.connect()).revision + 1
 
     async with load(backend, prefix, start) as (writer, _):
@@ -88,10 +90,14 @@ async def test_node_in_use_is_killed(
     assert writer.failures <= 4
 
 
-async def test_node_in_use_freezes(make: MakeBackend, cluster: EtcdCluster, prefix: bytes) -> None:
+async def test_node_in_use_freezes(
+    make_for_several: MakeBackend, cluster: EtcdCluster, prefix: bytes
+) -> None:
     """Calls go to another node when theirs stands still with its connections open."""
     [node, other] = await followers(cluster)
-    backend = make(EtcdConfig((node.endpoint, other.endpoint), try_timeout=1, silence=2))
+    backend = make_for_several(
+        EtcdConfig((node.endpoint, other.endpoint), try_timeout=1, silence=2)
+    )
     start = (await backend.connect()).revision + 1
 
     async with load(backend, prefix, start) as (_, follower):
@@ -144,7 +150,7 @@ async def test_watch_at_a_node_that_is_cut_off(
 
 
 async def test_dead_endpoints_are_passed_over(
-    make: MakeBackend, etcd_node: EtcdNode, prefix: bytes
+    make_for_several: MakeBackend, etcd_node: EtcdNode, prefix: bytes
 ) -> None:
     """One good address is enough, and the others may even be no names."""
     endpoints = (
@@ -154,7 +160,7 @@ async def test_dead_endpoints_are_passed_over(
         etcd_node.endpoint,
     )
     for _ in range(5):  # The order is shuffled.
-        backend = make(EtcdConfig(endpoints))
+        backend = make_for_several(EtcdConfig(endpoints))
         await backend.connect()
         assert (await backend.txn([], [PutOp(prefix, b"")])).succeeded
 
@@ -187,6 +193,28 @@ async def test_writes_are_tried_once(make: MakeBackend, node: EtcdNode) -> None:
     header, found = await backend.get(b"/a")
     if found is not None:
         assert found.create_revision == found.mod_revision == header.revision
+
+
+async def test_closed_client(make: MakeBackend, node: EtcdNode) -> None:
+    """Who waits for an answer of a client that is closed waits no longer, nor do those who come."""
+    backend = make(EtcdConfig((node.endpoint,), timeout=60, try_timeout=60))
+    await backend.connect()
+    node.pause()
+    waiting = [
+        asyncio.ensure_future(backend.get(b"/a")),
+        asyncio.ensure_future(backend.txn([], [PutOp(b"/a", b"")])),
+    ]
+    await SystemClock().sleep(0.2)
+
+    await backend.close()
+    await backend.close()
+
+    async with asyncio.timeout(20):
+        for call in (*waiting, backend.get(b"/a"), backend.grant(60)):
+            with pytest.raises(Unavailable, match="closed"):
+                await call
+    with pytest.raises(Unavailable, match="closed"):
+        await anext(backend.watch(b"/", start_revision=1))
 
 
 async def followers(cluster: EtcdCluster) -> list[EtcdNode]:

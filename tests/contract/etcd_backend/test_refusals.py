@@ -83,13 +83,13 @@ async def test_no_such_host(make: MakeBackend) -> None:
     assert "has a name that cannot be resolved: check" in await unavailable(make, config)
 
 
-async def test_several_addresses(make: MakeBackend) -> None:
+async def test_several_addresses(make_for_several: MakeBackend) -> None:
     """Each of several addresses is named with what is wrong with it."""
     ports = (free_port(), free_port())
     config = EtcdConfig(tuple(f"127.0.0.1:{port}" for port in ports), timeout=0.5, try_timeout=0.5)
 
     with pytest.raises(Unavailable) as caught:
-        await make(config).connect()
+        await make_for_several(config).connect()
 
     assert caught.value.message.count("nobody listens there") == 2
     assert all(str(port) in caught.value.message for port in ports)

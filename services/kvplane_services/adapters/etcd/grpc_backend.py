@@ -1,7 +1,7 @@
 """An etcd client over the project's own stubs of etcd's API, on grpc.aio."""
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 from kvplane.client.replicas import Replica
 from kvplane_services.adapters.etcd.backend import (
@@ -15,7 +15,7 @@ from kvplane_services.adapters.etcd.backend import (
     TxnResult,
     WatchBatch,
 )
-from kvplane_services.adapters.etcd.config import OLDEST_VERSION, EtcdConfig
+from kvplane_services.adapters.etcd.config import EtcdConfig
 from kvplane_services.adapters.etcd.grpc_calls import NodeCalls
 from kvplane_services.adapters.etcd.grpc_failures import NotPermitted
 from kvplane_services.adapters.etcd.grpc_keepalive import keep_alive
@@ -29,8 +29,8 @@ from kvplane_services.adapters.etcd.grpc_kv import (
     txn_result,
 )
 from kvplane_services.adapters.etcd.grpc_watch import watch_prefix
+from kvplane_services.adapters.etcd.versions import check_version
 from kvplane_services.clock import Clock
-from kvplane_services.errors import StoreRefused
 from kvplane_services.etcd_api.v3 import rpc_pb2, rpc_pb2_grpc
 
 
@@ -49,20 +49,15 @@ class GrpcBackend:
     def __init__(self, config: EtcdConfig, *, clock: Clock) -> None:
         self._config = config
         self._calls = NodeCalls(config=config, clock=clock)
+        self._read = partial(self._calls.repeat, range_at)
 
     async def connect(self) -> Header:
         """See `EtcdBackend.connect`."""
         status = await self._calls.repeat(_status_at, rpc_pb2.StatusRequest())
-        version = re.match(r"(\d+)\.(\d+)", status.version)
-        if version is None or (int(version[1]), int(version[2])) < OLDEST_VERSION:
-            oldest = ".".join(str(part) for part in OLDEST_VERSION)
-            raise StoreRefused(
-                f"etcd at {self._config.target} has version {status.version or 'unknown'}, and "
-                f"kvplane needs {oldest} or later: upgrade it"
-            )
+        check_version(status.version, target=self._config.target)
         # The status is told to everybody, by every node. A read needs a password and a quorum.
         try:
-            read = await self._calls.repeat(range_at, rpc_pb2.RangeRequest(key=b"\0"))
+            read = await self._read(rpc_pb2.RangeRequest(key=b"\0"))
         except NotPermitted:
             # Knows us, though this key is not ours.
             return header(status.header)
@@ -74,12 +69,12 @@ class GrpcBackend:
 
     async def get(self, key: bytes) -> tuple[Header, KeyValue | None]:
         """See `EtcdBackend.get`."""
-        answer = await self._calls.repeat(range_at, rpc_pb2.RangeRequest(key=key))
+        answer = await self._read(rpc_pb2.RangeRequest(key=key))
         return header(answer.header), key_value(answer.kvs[0]) if answer.kvs else None
 
     async def range(self, prefix: bytes) -> RangeResult:
         """See `EtcdBackend.range`."""
-        return await range_prefix(self._calls, prefix)
+        return await range_prefix(self._read, prefix)
 
     async def txn(
         self, compares: Sequence[Compare], operations: Sequence[PutOp | DeleteOp]

@@ -34,6 +34,10 @@ Method = Callable[[Replica], Callable[..., Awaitable[Response]]]
 _RETRY_AFTER = 1.0
 
 
+class Closed(Unavailable):
+    """This client was closed: nothing will come of it any more."""
+
+
 class NodeCalls:
     """Calls etcd with this process's token and deadlines.
 
@@ -48,6 +52,7 @@ class NodeCalls:
         self.clock = clock
         self._nodes = Replicas(config.target, tls=config.tls, dial=open_etcd_channel)
         self._token = Token(self._authenticate if config.user else None)
+        self._closed = False
 
     async def once(self, method: Method[Response], request: Any) -> Response:
         """Calls a method, one time.
@@ -87,7 +92,7 @@ class NodeCalls:
             seconds = min(self.config.try_timeout, deadline - self.clock.now())
             try:
                 return await self._call(node, method, request, seconds, anonymous=anonymous)
-            except NotPermitted:
+            except (NotPermitted, Closed):
                 raise
             except (Unavailable, StoreRefused) as error:
                 failures[node.address] = error
@@ -118,6 +123,7 @@ class NodeCalls:
         """
         node = self._nodes.in_use()
         metadata = await self._token.metadata()
+        self._check_open(node)
         return method(node)(metadata=metadata), node, metadata
 
     async def failed(self, node: Replica, error: grpc.aio.AioRpcError) -> Failure:
@@ -137,6 +143,7 @@ class NodeCalls:
 
     async def aclose(self) -> None:
         """Closes all connections; what waits for an answer gets `Unavailable`. Idempotent."""
+        self._closed = True
         await self._nodes.aclose()
 
     async def _call(
@@ -150,6 +157,7 @@ class NodeCalls:
     ) -> Response:
         for fresh in (False, True):
             metadata = () if anonymous else await self._token.metadata()
+            self._check_open(node)
             try:
                 return await method(node)(request, timeout=seconds, metadata=metadata)
             except grpc.aio.AioRpcError as error:
@@ -163,8 +171,15 @@ class NodeCalls:
             except asyncio.CancelledError:
                 if is_own_cancellation():
                     raise
-                raise closed(node) from None
+                self._check_open(node)
+                raise cut(node) from None
         raise AssertionError
+
+    def _check_open(self, node: Replica) -> None:
+        if self._closed:
+            raise Closed(
+                f"the client of etcd at {node.address} is closed", retry_after=_RETRY_AFTER
+            )
 
     async def _authenticate(self) -> str:
         request = rpc_pb2.AuthenticateRequest(name=self.config.user, password=self.config.password)
@@ -179,8 +194,8 @@ class NodeCalls:
         return answer.token
 
 
-def closed(node: Replica) -> Unavailable:
-    """What those get who wait for an answer on a connection that is closed under them."""
+def cut(node: Replica) -> Unavailable:
+    """What those get who wait for an answer on a connection that was given up, or closed."""
     return Unavailable(
         f"the connection to etcd at {node.address} was closed", retry_after=_RETRY_AFTER
     )

@@ -10,7 +10,7 @@ from kvplane.client.channel import Tls
 # calls sooner, which have deadlines of their own. Reconnecting is quick because etcd is near. No
 # proxy, because environments that set one for the web rarely mean it for their etcd. No limit on
 # answers: a page of large values may be large.
-_OPTIONS: tuple[tuple[str, int], ...] = (
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 6_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     # How long the answer to a ping may take, a minute by default, whatever the line above says.
@@ -30,10 +30,10 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 def open_etcd_channel(target: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
     """Opens a channel to one node. It connects at the first call, and again when cut."""
     if tls is None:
-        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+        return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
     credentials = grpc.ssl_channel_credentials(
         root_certificates=tls.root_certificates,
         private_key=tls.private_key,
         certificate_chain=tls.certificate_chain,
     )
-    return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+    return grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS)

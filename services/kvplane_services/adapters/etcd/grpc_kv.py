@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from kvplane.client.replicas import Replica
 from kvplane_services.adapters.etcd.backend import (
+    CompactedError,
     Compare,
     DeleteOp,
     Header,
@@ -12,10 +13,12 @@ from kvplane_services.adapters.etcd.backend import (
     RangeResult,
     TxnResult,
 )
-from kvplane_services.adapters.etcd.grpc_calls import NodeCalls
 from kvplane_services.adapters.etcd.grpc_failures import HistoryGone
 from kvplane_services.errors import Unavailable
 from kvplane_services.etcd_api.v3 import kv_pb2, rpc_pb2, rpc_pb2_grpc
+
+# Asks for keys, until they are told.
+Read = Callable[[rpc_pb2.RangeRequest], Awaitable[rpc_pb2.RangeResponse]]
 
 # Keys of one answer.
 PAGE = 1000
@@ -86,22 +89,22 @@ def txn_result(answer: rpc_pb2.TxnResponse) -> TxnResult:
     return TxnResult(header(answer.header), succeeded=False, found=found)
 
 
-async def range_prefix(calls: NodeCalls, prefix: bytes) -> RangeResult:
+async def range_prefix(read: Read, prefix: bytes) -> RangeResult:
     """See `EtcdBackend.range`."""
     for _ in range(_STARTS):
         try:
-            return await _pages(calls, prefix)
+            return await _pages(read, prefix)
         except HistoryGone:
             continue
     raise Unavailable("etcd was compacted again and again while it was read", retry_after=1.0)
 
 
-async def _pages(calls: NodeCalls, prefix: bytes) -> RangeResult:
+async def _pages(read: Read, prefix: bytes) -> RangeResult:
     request = rpc_pb2.RangeRequest(key=prefix or b"\0", range_end=prefix_end(prefix), limit=PAGE)
     items: list[KeyValue] = []
     first: Header | None = None
     while True:
-        answer = await calls.repeat(range_at, request)
+        answer = await read(request)
         items.extend(key_value(item) for item in answer.kvs)
         if first is None:
             first = header(answer.header)
@@ -110,6 +113,23 @@ async def _pages(calls: NodeCalls, prefix: bytes) -> RangeResult:
         # The rest as it was then, from the next possible key on.
         request.revision = first.revision
         request.key = items[-1].key + b"\0"
+
+
+async def check_history(read: Read, prefix: bytes, start_revision: int) -> int:
+    """The cluster's id, if it has all changes from a revision on. Raises CompactedError.
+
+    etcd itself waits for ever for the revisions of a history that it has lost, and it may have
+    dropped deletions of the very revision that it was compacted at.
+    """
+    request = rpc_pb2.RangeRequest(
+        key=prefix or b"\0", keys_only=True, revision=max(0, start_revision - 1)
+    )
+    try:
+        answer = await read(request)
+    except HistoryGone as error:
+        newest = await read(rpc_pb2.RangeRequest(key=prefix or b"\0"))
+        raise CompactedError(newest.header.revision) from error
+    return answer.header.cluster_id
 
 
 def range_at(node: Replica) -> Callable[..., Awaitable[rpc_pb2.RangeResponse]]:

@@ -8,7 +8,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from kvplane.client.replicas import Replica
-from kvplane_services.adapters.etcd.grpc_calls import NodeCalls, closed, refused_token
+from kvplane_services.adapters.etcd.grpc_calls import NodeCalls, cut, refused_token
 from kvplane_services.adapters.etcd.grpc_failures import Failure, StaleToken, explain
 from kvplane_services.adapters.etcd.grpc_token import Metadata
 from kvplane_services.errors import StoreRefused, Unavailable
@@ -71,7 +71,7 @@ class NodeStream(Generic[Request, Response]):
             return None
         self._reading = None
         if reading.cancelled():
-            raise closed(self._node)
+            raise cut(self._node)
         try:
             response = reading.result()
         except grpc.aio.AioRpcError as error:

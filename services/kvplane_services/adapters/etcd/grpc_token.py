@@ -21,13 +21,13 @@ class Token:
     def __init__(self, authenticate: Callable[[], Awaitable[str]] | None) -> None:
         self._authenticate = authenticate
         self._value: str | None = None if authenticate else ""
-        self._drawing = asyncio.Lock()
+        self._drawing: asyncio.Future[str] | None = None
 
     async def metadata(self) -> Metadata:
         """What a call carries. Raises what `authenticate` raises."""
         value = self._value
-        if value is None:
-            value = await self._draw()
+        if value is None and self._authenticate is not None:
+            value = await self._draw(self._authenticate)
         return (_REQUIRE_LEADER, ("token", value)) if value else (_REQUIRE_LEADER,)
 
     def expire(self, metadata: Metadata) -> bool:
@@ -39,9 +39,15 @@ class Token:
             self._value = None
         return True
 
-    async def _draw(self) -> str:
-        # Whatever number of calls wait for a token, one asks for it.
-        async with self._drawing:
-            if self._value is None and self._authenticate is not None:
-                self._value = await self._authenticate()
-            return self._value or ""
+    async def _draw(self, authenticate: Callable[[], Awaitable[str]]) -> str:
+        # One attempt for all calls that wait for a token, also if it fails: one after the other
+        # they would wait for an etcd that is away for ever longer.
+        if self._drawing is None:
+            self._drawing = asyncio.ensure_future(authenticate())
+            self._drawing.add_done_callback(self._drawn)
+        return await asyncio.shield(self._drawing)
+
+    def _drawn(self, drawing: asyncio.Future[str]) -> None:
+        self._drawing = None
+        if not drawing.cancelled() and drawing.exception() is None:
+            self._value = drawing.result()

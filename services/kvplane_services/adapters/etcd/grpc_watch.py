@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 
 from kvplane.client.replicas import Replica
 from kvplane_services.adapters.etcd.backend import (
@@ -12,8 +13,13 @@ from kvplane_services.adapters.etcd.backend import (
     WatchBatch,
 )
 from kvplane_services.adapters.etcd.grpc_calls import NodeCalls
-from kvplane_services.adapters.etcd.grpc_failures import HistoryGone, StaleToken
-from kvplane_services.adapters.etcd.grpc_kv import key_value, prefix_end, range_at
+from kvplane_services.adapters.etcd.grpc_failures import StaleToken
+from kvplane_services.adapters.etcd.grpc_kv import (
+    check_history,
+    key_value,
+    prefix_end,
+    range_at,
+)
 from kvplane_services.adapters.etcd.grpc_stream import NodeStream
 from kvplane_services.errors import Unavailable
 from kvplane_services.etcd_api.v3 import kv_pb2, rpc_pb2, rpc_pb2_grpc
@@ -34,7 +40,8 @@ async def watch_prefix(
     A header's revision is that of the last change that was delivered. etcd before 3.4.25 and
     3.5.8 answers requests for progress with revisions whose changes it has yet to send.
     """
-    cluster = await _check_history(calls, prefix, start_revision)
+    read = partial(calls.repeat, range_at)
+    cluster = await check_history(read, prefix, start_revision)
     stream = await _open(calls, prefix, start_revision)
     try:
         reached = start_revision - 1
@@ -55,23 +62,6 @@ async def watch_prefix(
                 yield WatchBatch(Header(cluster, reached), events)
     finally:
         await stream.close()
-
-
-async def _check_history(calls: NodeCalls, prefix: bytes, start_revision: int) -> int:
-    """The cluster's id, if it has all changes from a revision on. Raises CompactedError.
-
-    etcd itself waits for ever for the revisions of a history that it has lost, and it may have
-    dropped deletions of the very revision that it was compacted at.
-    """
-    request = rpc_pb2.RangeRequest(
-        key=prefix or b"\0", keys_only=True, revision=max(0, start_revision - 1)
-    )
-    try:
-        answer = await calls.repeat(range_at, request)
-    except HistoryGone as error:
-        newest = await calls.repeat(range_at, rpc_pb2.RangeRequest(key=prefix or b"\0"))
-        raise CompactedError(newest.header.revision) from error
-    return answer.header.cluster_id
 
 
 async def _open(
