@@ -6,7 +6,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,6 +174,14 @@ class Crowd:
             before = self.conversations[number]
             self.conversations[number] = Conversation()
         return before
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Inside of the block nobody talks: all turns are over."""
+        with ExitStack() as stack:
+            for lock in self._talking:
+                stack.enter_context(lock)
+            yield
 
     def until_all_spoke(self, *, seconds: float = 60) -> None:
         """Waits until every conversation had another turn that was served."""

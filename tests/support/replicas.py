@@ -193,6 +193,10 @@ class Deployment:
             if replica.program is not None:
                 replica.program.kill()
 
+    def busiest(self) -> Replica:
+        """The replica that most engines are connected to."""
+        return max(self.replicas, key=lambda one: self.from_engines[one.name].connections)
+
     def cut_from_etcd(self, replica: Replica) -> None:
         """Nothing passes between a replica and etcd."""
         for way in self.to_etcd[replica.name]:

@@ -40,6 +40,11 @@ class TcpProxy:
         """Its address."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
+
     def cut(self) -> None:
         """Nothing passes from here on."""
         self._loop.call_soon_threadsafe(self._passing.clear)
