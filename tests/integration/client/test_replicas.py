@@ -26,10 +26,10 @@ from kvplane.client import (
 from tests.integration.processes.kvplane_process import Process, running
 from tests.integration.processes.wire_engine import WireEngine
 
-# How long a client may take to go on elsewhere, where the old replica refuses.
-SOON = 2.5
-# The same where it is silent: the link waits 5 s for an answer.
-PATIENCE = 7.5
+# How long a client may take to go on elsewhere, on a busy machine, where the old replica refuses.
+SOON = 4.0
+# The same where it is silent: calls and frames wait 5 s for an answer.
+PATIENCE = 8.0
 
 
 class Replica:
@@ -82,7 +82,7 @@ async def go(replica: Replica, number: signal.Signals) -> None:
 
 @pytest.mark.parametrize(
     ("number", "seconds"),
-    [(signal.SIGKILL, SOON), (signal.SIGTERM, SOON), (signal.SIGSTOP, 5.0)],
+    [(signal.SIGKILL, SOON), (signal.SIGTERM, SOON), (signal.SIGSTOP, PATIENCE)],
 )
 async def test_calls_go_to_another_replica(number: signal.Signals, seconds: float) -> None:
     """Whatever becomes of the replica in use, the next call is answered by another."""
@@ -121,7 +121,8 @@ async def test_calls_come_through_while_replicas_restart_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "seconds"), [(signal.SIGKILL, SOON), (signal.SIGTERM, SOON), (signal.SIGSTOP, 5.0)]
+    ("number", "seconds"),
+    [(signal.SIGKILL, SOON), (signal.SIGTERM, SOON), (signal.SIGSTOP, PATIENCE)],
 )
 async def test_watch_goes_on_at_another_replica(number: signal.Signals, seconds: float) -> None:
     """A watch is resumed elsewhere, or started over where the other one has other changes."""
@@ -201,7 +202,11 @@ async def test_engine_moves_to_another_replica(number: signal.Signals, seconds: 
         await go(first, number)
         with within(seconds):
             assert await home(found, but=first) is not first
-        assert link.connected
+        async with asyncio.timeout(5):
+            while True:
+                if link.connected:
+                    return
+                await asyncio.sleep(0.02)
 
 
 async def test_graceful_stop_is_no_trouble_to_an_engine(

@@ -1,0 +1,90 @@
+"""Gateways whose routers are several processes, of which some go away."""
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+import pytest
+
+from tests.integration.processes.kvplane_process import Process, running
+
+BODY = {"model": "kvplane-tiny", "prompt": "Once upon a time", "max_tokens": 4}
+FREE = "127.0.0.1:0"
+
+
+class Plane:
+    """A lease manager, routers and a gateway, each a process, with two engines."""
+
+    def __init__(self, leases: str, routers: dict[str, Process], gateway: str) -> None:
+        self.leases = leases
+        self.routers = routers
+        self._url = f"http://{gateway}"
+
+    async def turn(self, session: aiohttp.ClientSession) -> int:
+        async with session.post(f"{self._url}/v1/completions", json=BODY) as answer:
+            await answer.read()
+            return answer.status
+
+    async def turns(self, over: asyncio.Event) -> Counter[int]:
+        """Holds turns until it is over; how many had which status."""
+        statuses: Counter[int] = Counter()
+        async with aiohttp.ClientSession() as session:
+            while not over.is_set():
+                statuses[await self.turn(session)] += 1
+        return statuses
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(f"{self._url}/readyz") as answer:
+                    if answer.status == 200:
+                        return
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def plane(routers: int) -> AsyncIterator[Plane]:
+    async with AsyncExitStack() as stack:
+
+        async def start(*arguments: str) -> Process:
+            return await stack.enter_async_context(running(*arguments))
+
+        leases = await (await start("leases", "--grpc", FREE)).address("gRPC")
+        started = [
+            await start("router", "--grpc", FREE, "--leases", leases) for _ in range(routers)
+        ]
+        at = {await one.address("gRPC"): one for one in started}
+        engine = ("--http", FREE, "--plane", leases, "--decode-ms-per-token", "2")
+        for role in ("prefill", "decode"):
+            await start("sim-engine", "--role", role, *engine)
+        gateway = await start("gateway", "--http", FREE, "--router", ",".join(at))
+        yield Plane(leases, at, await gateway.address("HTTP"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+async def test_no_turn_fails_while_routers_go_away_one_by_one(number: signal.Signals) -> None:
+    """Whatever becomes of each router in turn, another one decides, and every turn is served."""
+    async with plane(2) as it, AsyncExitStack() as stack:
+        await it.until_ready()
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            held = [tasks.create_task(it.turns(over)) for _ in range(4)]
+            await asyncio.sleep(0.5)
+            for address, router in it.routers.items():
+                router.signal(number)
+                if number is signal.SIGSTOP:
+                    # Longer than it takes to be found silent.
+                    await asyncio.sleep(4.5)
+                    router.signal(signal.SIGCONT)
+                else:
+                    await router.ended()
+                    again = ("router", "--grpc", address, "--leases", it.leases)
+                    await (await stack.enter_async_context(running(*again))).address("gRPC")
+                await asyncio.sleep(0.7)
+            over.set()
+        statuses = sum((each.result() for each in held), Counter[int]())
+        assert set(statuses) == {200}
+        assert statuses[200] > 50
