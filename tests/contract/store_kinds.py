@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 from kvplane_services.adapters.etcd.backend import EtcdBackend
 from kvplane_services.adapters.etcd.config import EtcdConfig
+from kvplane_services.adapters.etcd.etcd3_backend import Etcd3Backend
 from kvplane_services.adapters.etcd.grpc_backend import GrpcBackend
 from kvplane_services.adapters.memory import MemoryStore
 from kvplane_services.clock import SystemClock
@@ -43,6 +44,12 @@ async def etcd(stack: AsyncExitStack, server: Server) -> Opener:
     """The store in etcd, over the project's own client."""
     config = EtcdConfig(endpoints=(server().endpoint,))
     return over(stack, lambda: GrpcBackend(config, clock=SystemClock()))
+
+
+async def etcd3(stack: AsyncExitStack, server: Server) -> Opener:
+    """The store in etcd, over the package etcd3."""
+    config = EtcdConfig(endpoints=(server().endpoint,))
+    return over(stack, lambda: Etcd3Backend(config, clock=SystemClock()))
 
 
 def over(stack: AsyncExitStack, client: Callable[[], EtcdBackend]) -> Opener:

@@ -57,6 +57,7 @@ KEYS = (
         pytest.param(store_kinds.memory, id="memory"),
         pytest.param(store_kinds.fake_etcd, id="fake-etcd"),
         pytest.param(store_kinds.etcd, id="etcd"),
+        pytest.param(store_kinds.etcd3, id="etcd3"),
     ]
 )
 async def opener(request: pytest.FixtureRequest) -> AsyncIterator[Opener]:

@@ -169,10 +169,11 @@ class LeaseProperties(RuleBasedStateMachine):
     )
     def use_lease(self, pick: int, holder: str, off: int, ttl: float, what: str) -> None:
         """Somebody claims a lease, drops a claim or gives the lease up."""
-        leases = list(self.plane.promises.all.values())
+        live = list(self.plane.promises.live())
+        leases = live if live and pick % 4 else list(self.plane.promises.all.values())
         if not leases:
             return
-        lease = leases[-1 - pick % len(leases)]
+        lease = leases[-1 - pick // 4 % len(leases)]
         if what == "release":
             self.wait(self.plane.release(lease, off=off))
         else:

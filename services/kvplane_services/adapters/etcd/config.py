@@ -5,9 +5,6 @@ from dataclasses import dataclass, field
 from kvplane.client.addresses import normalize_targets
 from kvplane.client.channel import Tls
 
-# The oldest etcd that can be spoken to: it answers requests for progress on watches.
-OLDEST_VERSION = (3, 4)
-
 
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
