@@ -6,6 +6,7 @@ and works without the optional extras.
 """
 
 import importlib
+import os
 import sys
 from typing import Annotated, Any
 
@@ -74,7 +75,7 @@ def create_app() -> typer.Typer:
         cls=_OneLineErrors,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
@@ -87,4 +88,7 @@ def create_app() -> typer.Typer:
 
 def main() -> None:
     """Runs the command line; exits with 0, 1 (failed), 2 (wrong usage) or 130 (interrupted)."""
+    # gRPC's library writes lines of its own, in its own form, beside those of ours that say the
+    # same. It looks when it is loaded; whoever wants to see them sets this.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     create_app()()

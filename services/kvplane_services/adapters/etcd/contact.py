@@ -22,8 +22,9 @@ _OUTAGE = 1.0
 
 
 class Contact:
-    """Counts what was tried. `reachable` is False from the first failure until something works.
+    """Counts what was tried, once it runs.
 
+    `reachable` is False from the first failure until something works.
     Only what needs a quorum counts as working: a node that is cut from the others still sends
     what it knows on open streams.
 
@@ -37,6 +38,7 @@ class Contact:
         self._probe = probe
         self._clock = clock
         self._reachable = True
+        self._running = False
         self._since = clock.now()
         self._doubt = asyncio.Event()
         # Set, and replaced, when an outage is over.
@@ -54,6 +56,7 @@ class Contact:
             LeaseGone: As the call.
             Unavailable: As the call; or etcd no longer takes this process's password or
                 certificate, which an operator may set right while it runs.
+            StoreRefused: As the call, before it runs.
 
         """
         started = self._clock.now()
@@ -63,7 +66,10 @@ class Contact:
             self._answered()
             raise
         except (Unavailable, StoreRefused) as error:
-            raise self.failed(error) from error
+            failure = self.failed(error)
+            if failure is error:
+                raise
+            raise failure from error
         except asyncio.CancelledError:
             # It was not etcd that said no, but its silence may be why the caller gave up.
             if self._clock.now() - started >= _SUSPICIOUS:
@@ -72,8 +78,10 @@ class Contact:
         self._answered()
         return result
 
-    def failed(self, error: Unavailable | StoreRefused) -> Unavailable:
+    def failed(self, error: Unavailable | StoreRefused) -> Unavailable | StoreRefused:
         """Notes that a call or stream failed, and returns what to raise for it."""
+        if not self._running:
+            return error
         if self._reachable:
             self._reachable = False
             self._since = self._clock.now()
@@ -89,6 +97,7 @@ class Contact:
 
     async def run(self) -> None:
         """Asks etcd while it is away or in doubt, until cancelled."""
+        self._running = True
         backoff = Backoff(first=0.2, longest=2.0)
         while True:
             await self._doubt.wait()
