@@ -30,9 +30,12 @@ _CODES: tuple[tuple[type[errors.KvplaneError], int], ...] = (
     (errors.NotFound, code_pb2.NOT_FOUND),
     (errors.AlreadyExists, code_pb2.ALREADY_EXISTS),
     (errors.FailedPrecondition, code_pb2.FAILED_PRECONDITION),
+    (errors.TooLarge, code_pb2.INVALID_ARGUMENT),
     (errors.Conflict, code_pb2.ABORTED),
     (errors.Saturated, code_pb2.RESOURCE_EXHAUSTED),
     (errors.Unavailable, code_pb2.UNAVAILABLE),
+    # Nothing that a caller can change: to it the plane is away until an operator acts.
+    (errors.StoreRefused, code_pb2.UNAVAILABLE),
     (errors.WatchTooOld, code_pb2.OUT_OF_RANGE),
 )
 

@@ -15,6 +15,8 @@ from kvplane_services.errors import (
     KvplaneError,
     NotFound,
     Saturated,
+    StoreRefused,
+    TooLarge,
     Unavailable,
 )
 
@@ -23,9 +25,11 @@ _STATUS: tuple[tuple[type[KvplaneError], int], ...] = (
     (NotFound, 404),
     (AlreadyExists, 409),
     (FailedPrecondition, 409),
+    (TooLarge, 413),
     (Conflict, 409),
     (Saturated, 429),
     (Unavailable, 503),
+    (StoreRefused, 503),
 )
 
 

@@ -43,6 +43,27 @@ def test_domain_errors_survive_the_wire(error: errors.KvplaneError) -> None:
     assert getattr(again, "retry_after", None) == getattr(error, "retry_after", None)
 
 
+@pytest.mark.parametrize(
+    ("error", "elsewhere"),
+    [
+        (errors.GuardFailed("m", key="k"), errors.Conflict),
+        (errors.TooLarge("m", key="k"), errors.InvalidRequest),
+        (errors.StoreRefused("m", key="k"), errors.Unavailable),
+    ],
+)
+def test_what_is_wrong_with_the_store_matters_to_its_process_only(
+    error: errors.KvplaneError, elsewhere: type[errors.KvplaneError]
+) -> None:
+    """Callers elsewhere are told what they can do about it: retry, ask for less, or wait."""
+    status = status_of(error)
+    code = next(one for one in grpc.StatusCode if one.value[0] == status.code)
+    again = domain_error(
+        error_of(code.name, status.message, reason=error.reason, metadata=error.metadata)
+    )
+    assert type(again) is elsewhere
+    assert (again.message, again.metadata) == ("m", {"key": "k"})
+
+
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED"])
 def test_no_answer_is_unavailable(code: str) -> None:
     """A process that is not there, or too slow, is unavailable, with a time to retry."""

@@ -183,3 +183,18 @@ def test_every_setting_says_what_it_means() -> None:
         for name, section in kind.model_json_schema()["$defs"].items():
             for key, value in section["properties"].items():
                 assert value.get("description"), f"{name}.{key}"
+
+
+def test_passwords_stay_secret(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """The store's password comes from the environment, and is shown nowhere."""
+    monkeypatch.setenv("KVPLANE_STORE__PASSWORD", "hush")
+    monkeypatch.setenv("KVPLANE_STORE__URL", "etcd://127.0.0.1:2379")
+    settings = load(LeasesSettings)
+    assert settings.store.password.get_secret_value() == "hush"
+    assert "hush" not in settings.model_dump_json()
+
+    file.write_text("[store]\npassword = 1234\n")
+    with pytest.raises(InvalidRequest) as refused:
+        load(LeasesSettings, file=file)
+    assert "store.password" in refused.value.message
+    assert "1234" not in refused.value.message
