@@ -139,12 +139,23 @@ def _outage(said: str, code: grpc.StatusCode | None, config: EtcdConfig) -> str:
             return outage
     if code is grpc.StatusCode.DEADLINE_EXCEEDED or "deadline exceeded" in said:
         return "does not answer in time"
-    if "Socket closed" in said and "failed to connect" in said:
-        # Which of the two is wrong cannot be told: it hangs up without a word.
-        if config.tls is None:
-            return "hangs up: it may want TLS"
-        return "hangs up: it may speak no TLS"
+    if "failed to connect" in said and any(mark in said for mark in _HANGING_UP):
+        return f"hangs up: {_why_it_hangs_up(said, config)}"
     return f"fails: {' '.join(said.split()) or 'it gives no reason'}"
+
+
+# What is wrong cannot be told for certain: it hangs up without a word.
+_HANGING_UP = ("Socket closed", "Connection reset", "Broken pipe")
+
+
+def _why_it_hangs_up(said: str, config: EtcdConfig) -> str:
+    if config.tls is None:
+        return "it may want TLS"
+    if "Handshake" in said:
+        return "it may speak no TLS"
+    if config.tls.certificate_chain is None:
+        return "it may want a certificate from its clients"
+    return "it may not take our certificate"
 
 
 _OUTAGES = (
