@@ -8,10 +8,14 @@ import pytest
 
 from kvplane_services.clock import SystemClock
 from tests.e2e.faults.scene import Scene
-from tests.support.conversations import talking
+from tests.support.conversations import Crowd, talking
 from tests.support.etcd_cluster import EtcdCluster, running_cluster
 from tests.support.lease_events import watching
-from tests.support.replicas import Deployment, deployed
+from tests.support.programs import wait_until
+from tests.support.replicas import Deployment, Holding, deployed
+
+# Conversations that each test begins and does not go on with.
+_LEFT_ALONE = 2
 
 
 class Grounds:
@@ -48,13 +52,29 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
     grounds.drop()
 
 
+def _left_alone(plane: Deployment, crowd: Crowd) -> list[Holding]:
+    """What is held for conversations that will have no more turns."""
+    sessions = {crowd.retire(number).session for number in range(_LEFT_ALONE)}
+
+    def held() -> list[Holding]:
+        return [one for one in plane.held() if one.session in sessions and not one.releasing]
+
+    wait_until(
+        lambda: len(found := held()) == len(sessions) and all(one.lease for one in found),
+        seconds=20,
+        what="each has a lease",
+    )
+    return held()
+
+
 @pytest.fixture
 def scene(grounds: Grounds) -> Iterator[Scene]:
     etcd, plane = grounds.get()
     whole = False
     try:
         with watching(plane.targets) as watch, talking(plane.gateways) as crowd:
-            yield Scene(etcd, plane, crowd, watch, began=SystemClock().now())
+            idle = _left_alone(plane, crowd)
+            yield Scene(etcd, plane, crowd, watch, idle, began=SystemClock().now())
         plane.wait_agreed(seconds=20)
         whole = True
     finally:

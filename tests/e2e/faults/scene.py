@@ -10,7 +10,7 @@ from tests.support.etcd import EtcdNode
 from tests.support.etcd_cluster import EtcdCluster
 from tests.support.lease_events import LeaseWatch
 from tests.support.programs import wait_until
-from tests.support.replicas import Deployment, Replica
+from tests.support.replicas import Deployment, Holding, Replica
 
 PREFIX = "/kvplane/v1/"
 # How leases end whose conversations go on.
@@ -26,6 +26,7 @@ class Scene:
         plane: Replicas and engines.
         crowd: Talks all the while.
         watch: The leases as every replica tells of them.
+        idle: What engines held, when the test began, for conversations that have no more turns.
         began: When the test began, on the monotonic clock.
 
     """
@@ -34,6 +35,7 @@ class Scene:
     plane: Deployment
     crowd: Crowd
     watch: LeaseWatch
+    idle: list[Holding]
     began: float
 
     @property
@@ -55,6 +57,7 @@ class Scene:
         self.crowd.until_all_spoke()
         with self.crowd.resting():
             agreed_in = self.plane.wait_agreed()
+            self.check_idle()
             self.check_keys()
         self.check_reuse()
         bad = failed(self.turns, excused=lambda turn: turn.status == 0 and turn.gateway == killed)
@@ -64,6 +67,11 @@ class Scene:
         turns = len(self.turns)
         seconds = SystemClock().now() - self.began
         print(f"\nagreed again after {agreed_in:.1f} s; {turns} turns in {seconds:.0f} s")  # noqa: T201 - the figures of the document
+
+    def check_idle(self) -> None:
+        """What was kept of conversations that nobody went on with is kept, under the same lease."""
+        lost = set(self.idle) - set(self.plane.held())
+        assert not lost, f"these were given up: {lost}"
 
     def check_reuse(self) -> None:
         """Every conversation goes on with what was kept of it."""
