@@ -117,18 +117,10 @@ def _backend(kind: StoreKind, config: "EtcdConfig", *, clock: Clock) -> "EtcdBac
         )
 
         return GrpcBackend(config, clock=clock)
-    try:
-        from kvplane_services.adapters.etcd.etcd3_backend import (  # noqa: PLC0415 - see above
-            Etcd3Backend,
-        )
-    except ModuleNotFoundError as error:
-        if error.name != "etcd3":
-            raise
-        raise InvalidRequest(
-            "the store etcd3:// needs the package etcd3, which is not installed: pip install "
-            "'kvplane[etcd3]', or use etcd://, which needs nothing",
-            field="store.url",
-        ) from error
+    from kvplane_services.adapters.etcd.etcd3_backend import (  # noqa: PLC0415 - see above
+        Etcd3Backend,
+    )
+
     return Etcd3Backend(config, clock=clock)
 
 

@@ -39,7 +39,7 @@ def _load() -> types.ModuleType:
     try:
         package = importlib.import_module("etcd3")
     except ModuleNotFoundError:
-        del sys.modules[_MESSAGES]
+        sys.modules.pop(_MESSAGES, None)
         raise
     if package.etcdrpc.WatchRequest is not rpc_pb2.WatchRequest:
         raise ImportError(
