@@ -185,6 +185,15 @@ class FakeClient:
         found = tuple(items[key] for key in sorted(items) if key.startswith(prefix))
         return RangeResult(self._etcd.header, found)
 
+    async def pages(self, prefix: bytes) -> AsyncIterator[RangeResult]:
+        found = await self.range(prefix)
+        yield RangeResult(found.header, found.items[:10])
+        for first in range(10, len(found.items), 10):
+            await self._reach()
+            if self._etcd.compacted > found.header.revision:
+                raise CompactedError(found.header.revision)
+            yield RangeResult(found.header, found.items[first : first + 10])
+
     async def txn(
         self, compares: Sequence[Compare], operations: Sequence[PutOp | DeleteOp]
     ) -> TxnResult:
@@ -207,23 +216,23 @@ class FakeClient:
     async def watch(self, prefix: bytes, *, start_revision: int) -> AsyncIterator[WatchBatch]:
         await self._reach()
         etcd = self._etcd
-        if start_revision <= etcd.compacted:
-            raise CompactedError(etcd.compacted + 1)
         generation, after = etcd.generation, start_revision - 1
-        yield WatchBatch(etcd.header, ())
+        if not etcd.compacted <= after <= etcd.revision:
+            raise CompactedError(etcd.revision)
+        yield WatchBatch(Header(etcd.cluster_id, after), ())
         while True:
             moved = etcd.moved
             etcd.lapse()
             if etcd.away or etcd.generation != generation:
                 raise Unavailable("the watch broke", retry_after=1.0)
             if after < etcd.compacted:
-                raise CompactedError(etcd.compacted + 1)
+                raise CompactedError(etcd.revision)
             if not etcd.quiet_watches and not etcd.silent:
                 for revision, events in tuple(etcd.log):
                     wanted = tuple(e for e in events if _key(e).startswith(prefix))
                     if revision > after:
                         after = revision
-                        yield WatchBatch(etcd.header, wanted)
+                        yield WatchBatch(Header(etcd.cluster_id, revision), wanted)
             await wait_set(moved, etcd.next_lapse(), clock=etcd.clock)
 
     async def grant(self, ttl: int) -> int:

@@ -140,6 +140,24 @@ async def test_range_takes_as_many_pages_as_there_are(backend: EtcdBackend, pref
     assert keys == [item.key for item in found.items]
 
 
+async def test_pages_are_parts_of_a_range(backend: EtcdBackend, prefix: bytes) -> None:
+    """What is written while pages are read is in none; of no keys there is an empty one."""
+    keys = await fill(backend, prefix, 2_500)
+
+    pages = []
+    async for page in backend.pages(prefix):
+        pages.append(page)
+        await backend.txn([], [PutOp(keys[-1], b"new"), PutOp(prefix + b"~", b"new")])
+
+    assert len(pages) > 1
+    assert len({page.header.revision for page in pages}) == 1
+    items = [item for page in pages for item in page.items]
+    assert keys == [item.key for item in items]
+    assert items[-1].value == b"v"
+    [empty] = [page async for page in backend.pages(prefix + b"none")]
+    assert empty.items == ()
+
+
 async def test_range_of_all_keys(backend: EtcdBackend, prefix: bytes) -> None:
     """The empty prefix is that of every key, and one of the highest bytes has an end."""
     await backend.txn([], [PutOp(prefix, b""), PutOp(b"\xff\xff" + prefix, b"")])

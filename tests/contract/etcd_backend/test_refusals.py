@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvplane.client.channel import Tls
-from kvplane_services.adapters.etcd.backend import PutOp
+from kvplane_services.adapters.etcd.backend import CompactedError, PutOp
 from kvplane_services.adapters.etcd.config import EtcdConfig
 from kvplane_services.errors import StoreRefused, Unavailable
 from tests.contract.etcd_backend.odd_etcd import compacted_underneath, serving
@@ -265,8 +265,11 @@ async def test_compaction_between_pages(make: MakeBackend) -> None:
     assert found.header.revision == 40
 
     async with serving(read=compacted_underneath(1_000)) as address:
+        backend = make(EtcdConfig((address,)))
         with pytest.raises(Unavailable, match="compacted again and again"):
-            await make(EtcdConfig((address,))).range(b"/")
+            await backend.range(b"/")
+        with pytest.raises(CompactedError):
+            assert [page.items async for page in backend.pages(b"/")] == []
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,17 @@ class EtcdBackend(Protocol):
         """All keys with a prefix at one revision, in as many pages as it takes; linearizable."""
         ...
 
+    def pages(self, prefix: bytes) -> AsyncIterator[RangeResult]:
+        """As `range`, but in parts as they come: all as of the revision of the first one's header.
+
+        There is at least one, which may be empty.
+
+        Raises:
+            CompactedError: That revision was compacted in between: begin again.
+
+        """
+        ...
+
     async def txn(
         self, compares: Sequence[Compare], operations: Sequence[PutOp | DeleteOp]
     ) -> TxnResult:

@@ -21,6 +21,7 @@ from kvplane_services.adapters.etcd.grpc_failures import NotPermitted
 from kvplane_services.adapters.etcd.grpc_kv import (
     header,
     key_value,
+    range_pages,
     range_prefix,
     txn_request,
     txn_result,
@@ -88,6 +89,10 @@ class Etcd3Backend:
     async def range(self, prefix: bytes) -> RangeResult:
         """See `EtcdBackend.range`."""
         return await range_prefix(self._read, prefix)
+
+    def pages(self, prefix: bytes) -> AsyncIterator[RangeResult]:
+        """See `EtcdBackend.pages`."""
+        return range_pages(self._read, prefix)
 
     async def txn(
         self, compares: Sequence[Compare], operations: Sequence[PutOp | DeleteOp]

@@ -23,6 +23,7 @@ from kvplane_services.adapters.etcd.grpc_kv import (
     header,
     key_value,
     range_at,
+    range_pages,
     range_prefix,
     txn_at,
     txn_request,
@@ -75,6 +76,10 @@ class GrpcBackend:
     async def range(self, prefix: bytes) -> RangeResult:
         """See `EtcdBackend.range`."""
         return await range_prefix(self._read, prefix)
+
+    def pages(self, prefix: bytes) -> AsyncIterator[RangeResult]:
+        """See `EtcdBackend.pages`."""
+        return range_pages(self._read, prefix)
 
     async def txn(
         self, compares: Sequence[Compare], operations: Sequence[PutOp | DeleteOp]

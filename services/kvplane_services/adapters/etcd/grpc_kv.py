@@ -1,6 +1,6 @@
 """Messages of etcd's key-value service, and what is read from its answers."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from kvplane.client.replicas import Replica
 from kvplane_services.adapters.etcd.backend import (
@@ -93,23 +93,28 @@ async def range_prefix(read: Read, prefix: bytes) -> RangeResult:
     """See `EtcdBackend.range`."""
     for _ in range(_STARTS):
         try:
-            return await _pages(read, prefix)
-        except HistoryGone:
+            pages = [page async for page in range_pages(read, prefix)]
+        except CompactedError:
             continue
+        return RangeResult(pages[0].header, tuple(item for page in pages for item in page.items))
     raise Unavailable("etcd was compacted again and again while it was read", retry_after=1.0)
 
 
-async def _pages(read: Read, prefix: bytes) -> RangeResult:
+async def range_pages(read: Read, prefix: bytes) -> AsyncIterator[RangeResult]:
+    """See `EtcdBackend.pages`."""
     request = rpc_pb2.RangeRequest(key=prefix or b"\0", range_end=prefix_end(prefix), limit=PAGE)
-    items: list[KeyValue] = []
     first: Header | None = None
     while True:
-        answer = await read(request)
-        items.extend(key_value(item) for item in answer.kvs)
+        try:
+            answer = await read(request)
+        except HistoryGone as error:
+            raise CompactedError(request.revision) from error
         if first is None:
             first = header(answer.header)
+        items = tuple(key_value(item) for item in answer.kvs)
+        yield RangeResult(first, items)
         if not answer.more:
-            return RangeResult(first, tuple(items))
+            return
         # The rest as it was then, from the next possible key on.
         request.revision = first.revision
         request.key = items[-1].key + b"\0"

@@ -26,8 +26,8 @@ from kvplane_services.errors import StoreRefused, Unavailable
 
 _log = logging.getLogger(__name__)
 
-# So many values are taken in before other tasks get their turn.
-_CHUNK = 500
+# So often etcd may be compacted under a process that reads everything to begin with.
+_STARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,13 @@ class Mirror:
     async def open(self) -> None:
         """Lists everything. Raises Unavailable, StoreRefused."""
         await self._find_history()
-        await self._list()
+        for _ in range(_STARTS):
+            try:
+                await self._list()
+            except CompactedError:
+                continue
+            return
+        raise Unavailable("etcd was compacted again and again while it was read", retry_after=1.0)
 
     async def run(self) -> None:
         """Follows all changes, until cancelled."""
@@ -108,8 +114,8 @@ class Mirror:
         async for batch in self._backend.watch(
             self._keys.prefix, start_revision=self._revision + 1
         ):
-            if self._is_suspicious(batch.header) and await self._is_lost():
-                return
+            if self._copied is None or batch.header.cluster_id != self._copied.cluster:
+                return  # Another etcd than the one that was listed: see what it has.
             backoff.reset()
             self._take(batch, first=first)
             first = False
@@ -163,15 +169,17 @@ class Mirror:
         for name, intake in self._intakes.items():
             learnt = intake.learnt()
             items: list[Any] = []
-            result = await self._contact.ask(self._backend.range(self._keys.table(name)))
-            for number, item in enumerate(result.items):
-                if number % _CHUNK == _CHUNK - 1:
-                    await self._clock.sleep(0)
-                named = self._keys.parse(item.key)
-                listed = intake.listed(named[1], item, same=same) if named else None
-                if listed is not None:
-                    items.append(listed)
-            read_at = result.header.revision
+            read_at = 0
+            # Part by part, or all bytes would be held beside all values for a moment.
+            async for part in self._backend.pages(self._keys.table(name)):
+                read_at = part.header.revision
+                for item in part.items:
+                    named = self._keys.parse(item.key)
+                    listed = intake.listed(named[1], item, same=same) if named else None
+                    if listed is not None:
+                        items.append(listed)
+                # Large tables take a while: others get their turn.
+                await self._clock.sleep(0)
             intake.start_over(items, read_at, learnt=learnt)
             # Tables that were read later have events which are told once more.
             revision = read_at if revision is None else min(revision, read_at)
@@ -180,11 +188,6 @@ class Mirror:
         self._stale = False
 
     # -- Loss of data ----------------------------------------------------------------------------
-
-    def _is_suspicious(self, header: Header) -> bool:
-        """Whether another store may have answered, or only a member that is behind the others."""
-        cluster = self._history.cluster if self._history is not None else 0
-        return header.cluster_id != cluster or header.revision < self._revision
 
     async def _is_lost(self) -> bool:
         """Whether etcd lost its data since it was listed; if so, it is to be listed again."""
