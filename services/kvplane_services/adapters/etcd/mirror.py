@@ -93,6 +93,7 @@ class Mirror:
             except CompactedError as error:
                 _log.warning("%s: everything is listed again", error)
                 self._stale = True
+                await self._contact.pause(backoff.next())
             except (Unavailable, StoreRefused) as error:
                 self._contact.failed(error)
                 await self._contact.pause(backoff.next())
@@ -110,27 +111,19 @@ class Mirror:
         await self._is_lost()
         if self._stale:
             await self._list()
-        first = True
         async for batch in self._backend.watch(
             self._keys.prefix, start_revision=self._revision + 1
         ):
             if self._copied is None or batch.header.cluster_id != self._copied.cluster:
                 return  # Another etcd than the one that was listed: see what it has.
             backoff.reset()
-            self._take(batch, first=first)
-            first = False
+            self._take(batch)
         raise Unavailable("etcd ended the watch", retry_after=1.0)
 
-    def _take(self, batch: WatchBatch, *, first: bool) -> None:
+    def _take(self, batch: WatchBatch) -> None:
         for event in batch.events:
             self._take_event(event)
-        if batch.events:
-            # etcd's own revision may be that of events which are still to come.
-            reached = _revision(batch.events[-1])
-        else:
-            # A first batch without events says nothing of those since the last watch.
-            reached = self._revision if first else batch.header.revision
-        self._revision = max(self._revision, reached)
+        self._revision = max(self._revision, batch.header.revision)
         for intake in self._intakes.values():
             intake.advance(self._revision)
 
