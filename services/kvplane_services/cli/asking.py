@@ -94,27 +94,57 @@ SpanOption = Annotated[
 ]
 
 
+# What each process of a plane can be asked about, by the option that names it.
+_SERVES = {
+    "leases": "engines and leases",
+    "registry": "sessions",
+    "router": "decisions",
+}
+
+
 def ask(
     work: Callable[["Plane"], Awaitable[T]],
     *,
     plane: str,
     tls_ca: Path | None = None,
-    leases: str | None = None,
-    registry: str | None = None,
-    router: str | None = None,
+    **processes: str | None,
 ) -> T:
     """Runs calls against the plane at these addresses.
+
+    Args:
+        work: The calls.
+        plane: Address of all services.
+        tls_ca: Certificates to trust.
+        processes: Address of `leases`, `registry` or `router` where it is another, or None; the
+            first is the one that the calls are about.
 
     Raises:
         KvplaneClientError: A call failed.
 
     """
-    from kvplane.client import Plane, Tls
+    from kvplane.client import KvplaneClientError, Plane, Tls
 
     tls = None if tls_ca is None else Tls(root_certificates=tls_ca.read_bytes())
 
     async def asking() -> T:
-        async with Plane(plane, leases=leases, registry=registry, router=router, tls=tls) as target:
+        async with Plane(
+            plane,
+            leases=processes.get("leases"),
+            registry=processes.get("registry"),
+            router=processes.get("router"),
+            tls=tls,
+        ) as target:
             return await work(target)
 
-    return asyncio.run(asking())
+    try:
+        return asyncio.run(asking())
+    except KvplaneClientError as error:
+        process = next(iter(processes), None)
+        if error.code != "UNIMPLEMENTED" or process is None:
+            raise
+        raise KvplaneClientError(
+            f"the process at {processes[process] or plane} is not the one to ask about "
+            f"{_SERVES[process]}: name `kvplane {process}` with --{process} HOST:PORT, or a "
+            "`kvplane up` with --plane",
+            code=error.code,
+        ) from error

@@ -1,5 +1,6 @@
 """`kvplane explain`: what the router would do with a turn, and why."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,14 +9,17 @@ from kvplane_services.cli.asking import (
     DEFAULT_PLANE,
     OutputOption,
     PlaneOption,
+    RegistryOption,
     RouterOption,
     TlsCaOption,
     ask,
 )
 from kvplane_services.cli.output import Output, enum_text, print_fields, print_json, print_table
+from kvplane_services.cli.sessions import resource_name
 
 if TYPE_CHECKING:
     from kvplane.api.router.v1 import router_pb2
+    from kvplane.client import Plane, SessionKey
 
 
 def register(app: typer.Typer) -> None:
@@ -25,9 +29,15 @@ def register(app: typer.Typer) -> None:
 
 def explain(
     *,
-    model: Annotated[str, typer.Option(help="The model that the turn asks for.")],
+    model: Annotated[
+        str, typer.Option(help="The model that the turn asks for; a resource name has it.")
+    ] = "",
     session: Annotated[
-        str, typer.Option(help="The session id; leave out for a client that names none.")
+        str,
+        typer.Option(
+            help="The session's resource name as listed, or its id together with --model; leave "
+            "out for a client that names none."
+        ),
     ] = "",
     tenant: Annotated[str, typer.Option(help="The caller's tenant.")] = "default",
     adapter: Annotated[str, typer.Option(help="The LoRA adapter, if any.")] = "",
@@ -37,6 +47,7 @@ def explain(
     plane: PlaneOption = DEFAULT_PLANE,
     tls_ca: TlsCaOption = None,
     router: RouterOption = None,
+    registry: RegistryOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show how the next turn of a session would be routed, with every candidate and its score.
@@ -46,17 +57,56 @@ def explain(
     from kvplane.api.router.v1 import router_pb2
     from kvplane.api.session.v1 import session_pb2
 
+    key = _key(session, tenant, model, adapter)
     subject = router_pb2.RouteSubject(
-        session_key=session_pb2.SessionKey(
-            tenant=tenant, model=model, adapter=adapter, session_id=session
-        ),
-        prompt_tokens=prompt_tokens,
+        session_key=session_pb2.SessionKey(**key._asdict()), prompt_tokens=prompt_tokens
     )
-    answer = ask(lambda p: p.router.explain(subject), plane=plane, tls_ca=tls_ca, router=router)
+
+    async def work(target: "Plane") -> "tuple[router_pb2.ExplainRouteResponse, str]":
+        answer = await target.router.explain(subject)
+        return answer, await _unknown(target, key)
+
+    answer, unknown = ask(work, plane=plane, tls_ca=tls_ca, router=router, registry=registry)
+    if unknown:
+        print(f"kvplane: {unknown}", file=sys.stderr)
     if output is Output.JSON:
         print_json(answer)
     else:
         _print(answer)
+
+
+def _key(session: str, tenant: str, model: str, adapter: str) -> "SessionKey":
+    from kvplane.client.names import SessionKey, parse_session_name
+
+    if model:
+        return SessionKey(tenant, model, adapter, session)
+    if (name := resource_name(session)) is None:
+        raise typer.BadParameter(
+            "is needed, unless --session is a session's resource name", param_hint="--model"
+        )
+    try:
+        return parse_session_name(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--session") from error
+
+
+async def _unknown(plane: "Plane", key: "SessionKey") -> str:
+    """What of a named session the registry does not know; empty if all, or if none can be asked."""
+    from kvplane.client import KvplaneClientError, NotFoundError
+
+    if not key.session_id:
+        return ""
+    try:
+        try:
+            await plane.sessions.get(key)
+        except NotFoundError:
+            others = plane.sessions.list(tenant=key.tenant, page_size=1)
+            if await anext(others, None) is None:
+                return f"no session of the tenant {key.tenant!r} is known"
+            return f"the session {key.name} is not known; others of its tenant are"
+    except KvplaneClientError:
+        return ""  # It explains a router; not every plane has its registry at the same place.
+    return ""
 
 
 def _print(answer: "router_pb2.ExplainRouteResponse") -> None:

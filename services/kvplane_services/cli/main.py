@@ -75,6 +75,7 @@ def create_app() -> typer.Typer:
         cls=_OneLineErrors,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        # Not in columns, which cut the names of options where a terminal has 80 of them.
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

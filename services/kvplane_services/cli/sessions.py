@@ -172,15 +172,20 @@ def watch(
     ask(work, plane=plane, tls_ca=tls_ca, registry=registry)
 
 
+def resource_name(session: str) -> str | None:
+    """The resource name that was given, with or without `sessions/`; None if it is none."""
+    if session.startswith("sessions/"):
+        return session
+    return f"sessions/{session}" if session.count(":") == _SEPARATORS else None
+
+
 def _name(session: str, tenant: str, model: str, adapter: str) -> str:
     from kvplane.client.names import session_name
 
     if model:
         return session_name(tenant, model, adapter, session)
-    if session.startswith("sessions/"):
-        return session
-    if session.count(":") == _SEPARATORS:
-        return f"sessions/{session}"
+    if (name := resource_name(session)) is not None:
+        return name
     raise typer.BadParameter(
         f"{session!r} is not a session's resource name; give --model (and --tenant, --adapter) "
         "to name a session by its id, or copy its name from `kvplane sessions list`"
@@ -244,7 +249,8 @@ def _print_event(event: object, output: Output) -> None:
         case Upserted(value=session_pb2.Session() as session, revision=revision):
             message = session_pb2.WatchSessionsResponse(revision=revision, upserted=session)
             state = enum_text(session_pb2.Session.State, session.state)
-            line = f"{session.name}  {state}  {session.engine or '-'}  {session.turn_count} turns"
+            turns = "1 turn" if session.turn_count == 1 else f"{session.turn_count} turns"
+            line = f"{session.name}  {state}  {session.engine or '-'}  {turns}"
         case Removed(name=name, revision=revision):
             message = session_pb2.WatchSessionsResponse(revision=revision, removed_name=name)
             line = f"{name}  removed"

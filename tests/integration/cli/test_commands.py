@@ -20,7 +20,7 @@ from kvplane.client import SessionKey
 from kvplane_services.cli.main import create_app
 from tests.support.linked_engine import LinkedEngine, eventually, linked_engine
 from tests.support.plane_process import PlaneProcess
-from tests.support.programs import KVPLANE, wait_until
+from tests.support.programs import KVPLANE, Program, wait_until
 
 KEY = SessionKey("default", "m", "", "a conversation with a rather long name: " + "x" * 120)
 
@@ -178,6 +178,41 @@ def test_explain_says_why(plane: PlaneProcess, engine: LinkedEngine) -> None:
     unserved = run(plane, "explain", "--model", "no-such-model", "--session", "s")
     assert unserved.stdout.startswith("the turn would fail: ")
     assert answer(plane, "explain", "--model", "no-such-model")["failure"]
+
+
+@pytest.mark.usefixtures("engine")
+def test_explain_takes_names_and_says_what_is_unknown(plane: PlaneProcess) -> None:
+    """A session is given as it is listed; an unknown one and an unknown tenant are told apart."""
+    for name in (KEY.name, KEY.name.removeprefix("sessions/")):
+        known = run(plane, "explain", "--session", name)
+        assert (known.exit_code, known.stderr) == (0, "")
+        assert "engines/decode-0" in known.stdout
+    session = run(plane, "explain", "--session", "default:m::nobody")
+    assert session.stderr == (
+        "kvplane: the session sessions/default:m::nobody is not known; others of its tenant are\n"
+    )
+    tenant = run(plane, "explain", "--model", "m", "--session", "s", "--tenant", "nobody")
+    assert tenant.stderr == "kvplane: no session of the tenant 'nobody' is known\n"
+    assert tenant.stdout == run(plane, "explain", "--model", "m").stdout
+
+
+def test_process_that_is_not_the_one_to_ask_names_it(tmp_path: Path) -> None:
+    """Asked about what another process of a split plane serves, a command says which."""
+    program = Program("leases", "--grpc", "127.0.0.1:0", log=tmp_path / "log")
+    try:
+        address = program.wait_for(r"gRPC ready on (\S+)")
+        for arguments, process in (
+            (["sessions", "list"], "registry"),
+            (["explain", "--model", "m"], "router"),
+        ):
+            asked = CliRunner().invoke(create_app(), [*arguments, "--plane", address])
+            assert asked.exit_code == 1
+            assert asked.stderr.startswith(
+                f"kvplane: the process at {address} is not the one to ask"
+            )
+            assert f"name `kvplane {process}` with --{process} HOST:PORT" in asked.stderr
+    finally:
+        program.kill()
 
 
 @pytest.mark.usefixtures("engine")

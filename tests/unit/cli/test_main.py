@@ -27,6 +27,15 @@ def test_operators_commands_are_there(group: str) -> None:
     assert "list" in result.output
 
 
+@pytest.mark.parametrize("command", ["up", "gateway", "sim-engine", "explain", "bench scale"])
+def test_options_are_not_cut(command: str) -> None:
+    """Names of options are whole in `--help`, also where the terminal has 80 columns."""
+    shown = runner.invoke(create_app(), [*command.split(), "--help"], env={"COLUMNS": "80"})
+    assert shown.exit_code == 0
+    assert "…" not in shown.output
+    assert max(map(len, shown.output.splitlines())) <= 80
+
+
 def test_expected_errors_are_one_line_and_an_exit_code() -> None:
     """A command that raises a KvplaneError ends with its message on stderr and code 1."""
     app = create_app()

@@ -108,6 +108,9 @@ async def _first(working: asyncio.Future[Any], other: Coroutine[Any, Any, Any]) 
         await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
         return working.done()
     finally:
+        if working.done() and not working.cancelled():
+            # Noted, for a caller that is cancelled at the same time never asks.
+            working.exception()
         pending = [one for one in (working, waiting) if not one.done()]
         for one in pending:
             one.cancel()
