@@ -100,6 +100,7 @@ AGAINST ?= $(shell git rev-parse --quiet --verify main || git rev-parse --quiet 
 .PHONY: breaking
 breaking: dev-env ## Fail if the contracts break clients of the main branch (AGAINST=REVISION for another)
 	@[ -n "$(AGAINST)" ] || { echo "kvplane: there is no main branch to compare with: make breaking AGAINST=REVISION" >&2; exit 1; }
+	@git rev-parse --quiet --verify '$(AGAINST)^{commit}' >/dev/null || { echo "kvplane: AGAINST=$(AGAINST) is no revision of this repository: name a branch, a tag or a commit" >&2; exit 1; }
 	@$(BIN)/buf breaking --against "$$(git rev-parse --git-common-dir)#ref=$$(git rev-parse --verify '$(AGAINST)^{commit}')"
 
 .PHONY: lock

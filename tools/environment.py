@@ -227,6 +227,10 @@ def main() -> int:
         instead = " Without vLLM: make demo ENGINE=sim, make test-fast." if engine else ""
         print(f"kvplane: {error}{instead}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        folder = ENVIRONMENTS[arguments.name].folder
+        print(f"\nkvplane: interrupted; the next make builds {folder} anew", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -51,11 +51,16 @@ def install(python: Path, arguments: Sequence[str]) -> None:
         ) as pip,
     ):
         progress = Progress()
-        for line in read_lines(pip):
-            if line:
-                log.write(f"{line}\n")
-                lines.append(line)
-            progress.show(line)
+        try:
+            for line in read_lines(pip):
+                if line:
+                    log.write(f"{line}\n")
+                    lines.append(line)
+                progress.show(line)
+        except KeyboardInterrupt:
+            # A terminal interrupts pip too, others do not.
+            pip.terminate()
+            raise
     if pip.returncode:
         raise PipError(explain(lines))
 

@@ -132,3 +132,17 @@ def test_foreign_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = dataclasses.replace(environment.ENVIRONMENTS["engine"], disk=0)
     with pytest.raises(Missing, match="needs Linux on x86_64 or aarch64"):
         environment.check_machine(engine)
+
+
+def test_interrupt_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C during an installation says so in a line, and ends as interrupts do."""
+
+    def interrupted(*_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environment, "ensure", interrupted)
+    monkeypatch.setattr("sys.argv", ["environment.py", "demo"])
+    assert environment.main() == 130
+    assert capsys.readouterr().err == "\nkvplane: interrupted; the next make builds .venv anew\n"
