@@ -193,7 +193,7 @@ class CutTable(Generic[T]):
     async def get(self, key: str, *, current: bool = False) -> Versioned[T] | None:
         if current:
             await self._store.ask()
-        if self._frozen is None:
+        if current or self._frozen is None:
             return await self._table.get(key)
         return next((item for item in self._frozen.items if item.key == key), None)
 

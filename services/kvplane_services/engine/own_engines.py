@@ -148,6 +148,11 @@ class OwnEngines:
         self._forget(engine_id)
         self.journal.delete(engine_id)
 
+    def rewrite(self, engine_id: str) -> None:
+        """Notes an engine to be written on its home's new anchor."""
+        if self._own[engine_id].engine.state is not EngineState.LOST:
+            self._note(engine_id)
+
     def drop(self, engine_id: str) -> bool:
         """Forgets an engine that is somebody else's now; tells whether there was one."""
         self.journal.forget(engine_id)
@@ -167,7 +172,7 @@ class OwnEngines:
             return found.value.epoch > own.engine.epoch
         if _decision(found.value) == _decision(own.engine):
             own.decided = False
-        elif not own.decided:
+        else:
             self.reconcile(found.key, found)
         return False
 

@@ -208,6 +208,7 @@ class Residence:
     def home_restored(self, engine_id: str) -> None:
         """See `HomeListener.home_restored`."""
         if engine_id in self.own:
+            self.own.rewrite(engine_id)
             self._doubtful.add(engine_id)
 
     def _on_seen(self, engine_id: str, found: Versioned[Engine] | None) -> None:

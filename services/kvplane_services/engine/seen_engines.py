@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from kvplane_services.clock import Clock
-from kvplane_services.engine.model import Engine, EngineState
+from kvplane_services.engine.model import Engine
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.ports import Removed, Reset, Synced, Table, Upserted, Versioned
 
@@ -11,8 +11,8 @@ from kvplane_services.store.ports import Removed, Reset, Synced, Table, Upserted
 class SeenEngines:
     """Follows the table of engines, for those who cannot wait for it.
 
-    One that vanished without having been lost is remembered for a while: the store may have lost
-    it, and its next heartbeat puts it back.
+    One that vanished is remembered for a while: the store may have lost it, and its next heartbeat
+    puts it back.
 
     Args:
         table: Where registrations are published.
@@ -75,7 +75,7 @@ class SeenEngines:
             self._vanished.pop(engine_id, None)
         else:
             before = self._engines.pop(engine_id, None)
-            if before is not None and before.state is not EngineState.LOST:
+            if before is not None:
                 self._vanished[engine_id] = (self._clock.now() + self._remember, before)
         self._forget()
         self._on_seen(engine_id, found)

@@ -131,6 +131,19 @@ async def test_its_keys_outlive_the_old_home(pair: Pair) -> None:
     assert await pair.two.texts.get("a") is not None
 
 
+async def test_an_old_home_keeps_nothing_alive(pair: Pair) -> None:
+    """An engine that moved vanishes with its new home."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.two.homes.take("d0", ttl=10)
+    await pair.settle()
+
+    pair.two.store.cut()
+    await pair.clock.advance(20)
+    pair.shared.lapse()
+
+    assert await pair.one.store.table(HOMES).get("d0") is None
+
+
 async def test_keys_outlive_a_home_that_died_by_the_engines_ttl(pair: Pair) -> None:
     """An engine finds its registration for as long as it lasts; then it vanishes.
 
@@ -164,6 +177,20 @@ async def test_a_decision_on_an_old_copy_is_made_again() -> None:
     await pair.two.homes.take("d0", ttl=10)
 
     assert pair.two.homes.ttl("d0") == 20
+
+
+async def test_a_decision_on_an_old_copy_can_be_left_at_that() -> None:
+    """Who does not insist leaves the engine to whoever was quicker."""
+    pair = Pair()
+    stale = pair.two.store.table(HOMES)
+    stale.freeze()
+    await pair.one.homes.take("d0", ttl=10)
+
+    with pytest.raises(Conflict):
+        await pair.two.homes.take("d0", ttl=10, insist=False)
+
+    assert not pair.two.homes.is_home("d0")
+    await pair.one.write("a", "1")
 
 
 async def test_two_that_take_at_the_same_time(pair: Pair) -> None:
@@ -237,6 +264,33 @@ async def test_a_lost_anchor_is_put_back(pair: Pair) -> None:
     assert "lost d0" not in pair.one.told
     assert pair.one.homes.anchor("d0") != lost
     await pair.one.write("a", "1")
+
+
+async def test_a_lost_anchor_is_put_back_before_the_watch_tells(pair: Pair) -> None:
+    """Whoever keeps the anchor hears of it first."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.settle()
+    pair.one.store.table(HOMES).freeze()
+
+    pair.shared.end_anchor(pair.one.homes.anchor("d0"))
+    await pair.settle()
+
+    assert pair.one.told.count("restored d0") == 2
+    await pair.one.write("a", "1")
+
+
+async def test_a_lost_anchor_of_an_engine_that_moved_is_not_put_back(pair: Pair) -> None:
+    """The store says who has it, whatever the copy says."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.settle()
+    pair.one.store.table(HOMES).freeze()
+    await pair.two.homes.take("d0", ttl=10)
+
+    pair.one.store.anchors.report(pair.one.homes.anchor("d0"))
+    await pair.settle()
+
+    assert pair.one.told[-1] == "lost d0"
+    await pair.two.write("a", "1")
 
 
 async def test_a_store_that_lost_its_data(pair: Pair) -> None:

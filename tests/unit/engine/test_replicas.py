@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kvplane_services.adapters.records import ENGINES
+from kvplane_services.adapters.records import ENGINES, HOMES
 from kvplane_services.engine.answers import HeartbeatAnswer, HeartbeatOutcome
 from kvplane_services.engine.model import Engine, EngineLoad, EngineState, KvLayout, Role
 from kvplane_services.engine.registration import DirectoryConfig
@@ -62,6 +62,11 @@ class Fleet(Replicas):
         """What of engines hangs on any anchor."""
         hanging = {value for anchor in self.shared.anchors.values() for value in anchor.values}
         return {(table, key) for table, key in hanging if table in {"engines", "homes"}}
+
+    def hangs_on_its_home(self, engine_id: str) -> bool:
+        """Whether an engine hangs on the anchor that its home keeps."""
+        home = self.planes[self.home(engine_id).index(True)].homes
+        return ("engines", engine_id) in self.shared.anchors[home.anchor(engine_id)].values
 
     async def stored(self, engine_id: str = "d0") -> Engine | None:
         """What the store holds."""
@@ -249,6 +254,7 @@ async def test_a_lost_engine_is_forgotten_by_its_home() -> None:
         assert fleet.states() == [None] * 3
         assert not fleet.planes[0].homes.is_home("d0")
         assert not fleet.left()
+        assert all(anchor.ttl != 60 for anchor in fleet.shared.anchors.values())
 
 
 async def test_a_cut_replica_calls_nobody_lost_who_moved(fleet: Fleet) -> None:
@@ -267,6 +273,30 @@ async def test_a_cut_replica_calls_nobody_lost_who_moved(fleet: Fleet) -> None:
 
     assert fleet.states() == ALIVE
     assert fleet.home() == [False, True, False]
+
+
+async def test_a_replica_that_knows_of_nothing_writes_nothing_over_the_new_home() -> None:
+    """Neither a load nor a loss: the store refuses what comes from a home of before."""
+    fleet = Fleet()  # No loop runs: nobody tells the old home.
+    old, new = (plane.directory for plane in fleet.planes[:2])
+    engine = await fleet.register(0)
+    fleet.stores[0].cut()
+    await old.heartbeat("d0", engine.epoch, LOAD)
+    await new.heartbeat("d0", engine.epoch)
+
+    fleet.stores[0].heal()
+    await old.sweep()
+    stored = await fleet.stored()
+    assert stored is not None
+    assert stored.load != LOAD
+
+    await fleet.clock.advance(16)
+    await old.sweep()
+    await old.sweep()
+    assert old.get("d0").state is EngineState.LOST
+    stored = await fleet.stored()
+    assert stored is not None
+    assert stored.state is EngineState.ACTIVE
 
 
 async def test_two_that_take_an_engine_at_the_same_time(fleet: Fleet) -> None:
@@ -346,6 +376,7 @@ async def test_draining_anywhere(fleet: Fleet) -> None:
     await fleet.beat(0, engine, LOAD)
 
     drained = await fleet.planes[1].directory.drain("d0")
+    assert fleet.hangs_on_its_home("d0")
     again = await fleet.planes[1].directory.drain("d0")
     await fleet.settle()
 
@@ -355,6 +386,32 @@ async def test_draining_anywhere(fleet: Fleet) -> None:
     assert (await fleet.planes[2].directory.resume("d0")).state is EngineState.ACTIVE
     await fleet.settle()
     assert not (await fleet.beat(0, engine)).drain_requested
+
+
+async def test_an_order_hangs_where_its_engine_hangs(fleet: Fleet) -> None:
+    """Also if the operator's replica does not know yet that this is another place than before."""
+    await fleet.register(0)
+    fleet.stores[1].table(HOMES).freeze()
+    fleet.shared.remove("homes", "d0")
+    await fleet.settle()
+
+    await fleet.planes[1].directory.drain("d0")
+
+    assert fleet.hangs_on_its_home("d0")
+
+
+async def test_an_order_is_not_written_over_a_newer_registration(fleet: Fleet) -> None:
+    """Though the operator's replica has not seen it."""
+    await fleet.register(0)
+    fleet.stores[1].table(ENGINES).freeze()
+    new = await fleet.register(0)
+
+    drained = await fleet.planes[1].directory.drain("d0")
+
+    assert drained.epoch == new.epoch
+    stored = await fleet.stored()
+    assert stored is not None
+    assert (stored.epoch, stored.drain_requested) == (new.epoch, True)
 
 
 async def test_a_load_on_its_way_does_not_undo_a_drain(fleet: Fleet) -> None:
@@ -569,6 +626,50 @@ async def test_an_anchor_that_was_lost_is_put_back(fleet: Fleet) -> None:
 
     assert fleet.states() == ALIVE
     assert await fleet.stored() is not None
+
+
+async def test_a_registration_that_vanished_by_itself_is_put_back(fleet: Fleet) -> None:
+    """Though its home and its anchor are there."""
+    engine = await fleet.register(0)
+
+    fleet.shared.remove("engines", "d0")
+    await fleet.live(0, engine, 2)
+
+    assert fleet.states() == ALIVE
+
+
+async def test_a_home_that_was_put_back_takes_its_engine_along(fleet: Fleet) -> None:
+    """The engine does not vanish with the anchor of before."""
+    engine = await fleet.register(0)
+    fleet.shared.remove("homes", "d0")
+
+    for _ in range(60):
+        await fleet.live(0, engine, 1)
+        assert await fleet.stored() is not None
+
+    assert fleet.hangs_on_its_home("d0")
+
+
+async def test_a_lost_engine_whose_anchor_was_lost_at_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets another one."""
+    await fleet.register(0)
+    anchors = fleet.stores[0].anchors
+    opens, ended = anchors.open, asyncio.Event()
+
+    async def open_one(ttl: float, *, keep: bool = True) -> str:
+        name = await opens(ttl, keep=keep)
+        if not ended.is_set():
+            ended.set()
+            fleet.shared.end_anchor(name)
+        return name
+
+    monkeypatch.setattr(anchors, "open", open_one)
+    await fleet.advance(18)
+
+    assert ended.is_set()
+    assert fleet.states() == [EngineState.LOST] * 3
 
 
 # -- First come -------------------------------------------------------------------------------
