@@ -7,10 +7,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 
 def duration(seconds: float) -> Duration:
-    """The message of a duration in seconds."""
-    message = Duration()
-    message.FromTimedelta(dt.timedelta(seconds=seconds))
-    return message
+    """The message of a duration in seconds, to the microsecond."""
+    # By hand, because every renewal has one: the library's own way takes five times as long.
+    micros = round(seconds * 1e6)
+    whole, rest = divmod(abs(micros), 1_000_000)
+    sign = 1 if micros >= 0 else -1
+    return Duration(seconds=sign * whole, nanos=sign * rest * 1000)
 
 
 def seconds_of(message: Duration) -> float:

@@ -101,7 +101,7 @@ class _Run:
     async def grants(self) -> None:
         """All sessions take their first turn, as fast as it goes."""
         options, fleet = self._options, self._fleet
-        before = self._rss()
+        before, cpu = self._rss(), self._cpu()
         began = self._clock.now()
         fleet.take_turns(range(options.sessions))
         async with background(self._report_progress()):
@@ -109,6 +109,7 @@ class _Run:
         granted_at = self._clock.now()
         self._note("grants_per_s", rates(fleet.tally.grants, began=began, before=0))
         await self._settled()
+        self.figures["cpu_s_per_1000_grants"] = (self._cpu() - cpu) / options.sessions * 1000
         self.figures["publish_delay_s"] = self._last_change - granted_at
         used = self._rss() - before
         self.figures["bytes_per_session"] = used / options.sessions

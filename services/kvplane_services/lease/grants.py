@@ -107,11 +107,14 @@ def _check_content(
 
 
 def _check_handle(handle: Handle, *, field: str) -> None:
+    text = handle.kv_transfer_params
     try:
-        params = json.loads(handle.kv_transfer_params)
+        params = json.loads(text)
     except (ValueError, RecursionError):
         params = None
-    if not isinstance(params, dict) or _is_deep(params):
+    # Most texts have too few brackets to be deep, which is quicker to see than how they nest.
+    brackets = text.count(b"{") + text.count(b"[")
+    if not isinstance(params, dict) or (brackets > _MAX_HANDLE_DEPTH and _is_deep(params)):
         raise _invalid(
             f"{field}.kv_transfer_params",
             f"must be one JSON object that nests at most {_MAX_HANDLE_DEPTH} deep",

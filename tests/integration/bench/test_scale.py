@@ -19,6 +19,7 @@ FIGURES = {
     "watch_lag_ms_p50",
     "watch_lag_ms_p99",
     "bytes_per_session",
+    "cpu_s_per_1000_grants",
     "cpu_s_per_1000_renewals",
 }
 
