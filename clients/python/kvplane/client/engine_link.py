@@ -23,14 +23,9 @@ from kvplane.client.backoff import Backoff
 from kvplane.client.channel import Tls
 from kvplane.client.clock import Clock, SystemClock
 from kvplane.client.engine_wire import directives_of, duration_of, frame_of, seconds_of
-from kvplane.client.errors import (
-    AnswerTimeoutError,
-    FencedError,
-    KvplaneClientError,
-    UnavailableError,
-    moves_on,
-)
+from kvplane.client.errors import FencedError, KvplaneClientError
 from kvplane.client.frames import StreamEnded, exchange_within, until, wait_set, within
+from kvplane.client.moving import here_or_elsewhere, leave_after
 from kvplane.client.outage import Outage
 from kvplane.client.registration import Registration, registration_of
 from kvplane.client.retention import RetentionSource
@@ -188,16 +183,11 @@ class EngineLink:
             name=registration.name, epoch=registration.epoch
         )
         seconds = self._timing.close_timeout
-
-        async def deregister() -> None:
-            try:
-                await transport.deregister(request, seconds=seconds)
-            except UnavailableError:
-                await transport.leave()
-                await transport.deregister(request, seconds=seconds)
-
+        goodbye = here_or_elsewhere(
+            lambda: transport.deregister(request, seconds=seconds), transport
+        )
         try:
-            await within(seconds, deregister(), clock=self._clock)
+            await within(seconds, goodbye, clock=self._clock)
         except KvplaneClientError as error:
             _log.info("%s could not deregister and will lapse: %s", registration.name, error)
 
@@ -240,8 +230,7 @@ class EngineLink:
     async def _after_trouble(self, transport: EngineTransport, error: KvplaneClientError) -> None:
         self._outage.goes_on(error)
         self._connected = False
-        if moves_on(error):
-            await transport.leave(silent=isinstance(error, AnswerTimeoutError))
+        await leave_after(error, transport)
         await self._clock.sleep(max(self._backoff.next(), error.retry_after or 0.0))
 
     async def _register(self, transport: EngineTransport) -> Registration:

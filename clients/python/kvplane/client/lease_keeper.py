@@ -20,14 +20,10 @@ from kvplane.client.backoff import Backoff
 from kvplane.client.channel import Tls
 from kvplane.client.clock import Clock, SystemClock
 from kvplane.client.engine_wire import duration_of, seconds_of
-from kvplane.client.errors import (
-    AnswerTimeoutError,
-    KvplaneClientError,
-    UnavailableError,
-    moves_on,
-)
+from kvplane.client.errors import KvplaneClientError
 from kvplane.client.frames import StreamEnded, exchange_within, until, wait_set, within
 from kvplane.client.kept_lease import KeptLease, LostReason
+from kvplane.client.moving import here_or_elsewhere, leave_after
 from kvplane.client.names import lease_name
 from kvplane.client.outage import Outage
 from kvplane.client.timing import KeeperTiming
@@ -165,15 +161,9 @@ class LeaseKeeper:
             await transport.aclose()
 
     async def _drop_at_last(self, transport: RenewalTransport) -> None:
-        async def drop() -> None:
-            try:
-                await self._drop_all(transport)
-            except UnavailableError:
-                await transport.leave()
-                await self._drop_all(transport)
-
+        goodbye = here_or_elsewhere(lambda: self._drop_all(transport), transport)
         try:
-            await within(self._timing.close_timeout, drop(), clock=self._clock)
+            await within(self._timing.close_timeout, goodbye, clock=self._clock)
         except KvplaneClientError as error:
             _log.info("%s: claims could not be dropped and will lapse: %s", self._holder, error)
 
@@ -206,8 +196,7 @@ class LeaseKeeper:
                 await self._clock.sleep(self._backoff.next())
             except KvplaneClientError as error:
                 self._outage.goes_on(error)
-                if moves_on(error):
-                    await transport.leave(silent=isinstance(error, AnswerTimeoutError))
+                await leave_after(error, transport)
                 await self._clock.sleep(max(self._backoff.next(), error.retry_after or 0.0))
             finally:
                 if self._stream is not None:
