@@ -74,13 +74,24 @@ class Following:
         """Follows the leases until cancelled."""
         async for event in TableFeed(table=self._table, clock=self._clock)():
             self.take_lease(event)
-            await self._look_again()
             self._publication.wake()
 
     async def follow_claims(self) -> None:
         """Follows the claims until cancelled."""
         async for event in self._notes.feed()():
             self.take_claim(event)
+
+    async def look_again(self) -> None:
+        """Looks up what the table has of leases that are in doubt, until cancelled."""
+        while True:
+            lease_id = await self._takeover.unsure()
+            found = await self._table.get(lease_id)
+            if self._ledger.find(lease_id) is not None:
+                continue
+            if found is None:
+                self._elsewhere.vanish(lease_id, self._clock.now())
+            else:
+                self._take_other(found.value, found.revision)
 
     def take_lease(self, event: Event[Lease]) -> None:
         """Takes in an event of the leases."""
@@ -167,14 +178,3 @@ class Following:
             # Not an end: the store lost it. It is written again, once its home is clear.
             record.revision = 0
             self._publication.hold_back(record.lease.engine_id, lease_id)
-
-    async def _look_again(self) -> None:
-        while self._takeover.unsure:
-            lease_id = self._takeover.unsure.pop()
-            found = await self._table.get(lease_id)
-            if self._ledger.find(lease_id) is not None:
-                continue
-            if found is None:
-                self._elsewhere.vanish(lease_id, self._clock.now())
-            else:
-                self._take_other(found.value, found.revision)

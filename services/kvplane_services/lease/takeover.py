@@ -1,5 +1,7 @@
 """Takes the leases of an engine up when this replica becomes its home, and lets go of them."""
 
+import asyncio
+
 from kvplane_services.clock import Clock, within
 from kvplane_services.engine.model import Engine
 from kvplane_services.engine.ports import Homes
@@ -61,8 +63,10 @@ class Takeover:
         self._homes = homes
         self._clock = clock
         self._config = config
-        # Leases whose last change was not written when their engine went.
-        self.unsure: set[str] = set()
+        # Leases whose last change was not written when their engine went: what the table has of
+        # them is something else.
+        self._unsure: set[str] = set()
+        self._some_unsure = asyncio.Event()
 
     # -- What homes tell ---------------------------------------------------------------------
 
@@ -83,6 +87,13 @@ class Takeover:
     def home_restored(self, engine_id: str) -> None:
         """See `HomeListener.home_restored`."""
         self._publication.restore_engine(engine_id)
+
+    async def unsure(self) -> str:
+        """Waits for a lease that may not be as it is believed to be here; returns its id."""
+        while not self._unsure:
+            self._some_unsure.clear()
+            await self._some_unsure.wait()
+        return self._unsure.pop()
 
     # -- What follows ------------------------------------------------------------------------
 
@@ -150,7 +161,8 @@ class Takeover:
         before = self._ledger.on_engine(engine_id)
         for record in before:
             if self._publication.waits(record.lease_id) or not record.revision:
-                self.unsure.add(record.lease_id)
+                self._unsure.add(record.lease_id)
+                self._some_unsure.set()
         dropped = self._ledger.drop_engine(engine_id)
         self._publication.forget_engine(engine_id, [record.lease_id for record in dropped])
         now = self._clock.now()

@@ -65,6 +65,7 @@ class Upkeep:
             tasks.create_task(self._grant_late())
             tasks.create_task(self._following.follow_leases())
             tasks.create_task(self._following.follow_claims())
+            tasks.create_task(self._following.look_again())
 
     def sweep(self) -> None:
         """Ends leases past their deadline and forgets old ones."""

@@ -51,12 +51,12 @@ class WriteBehind:
         self._patience = patience
         self._running = False
         self._wake = asyncio.Event()
-        self._written = asyncio.Event()
+        self._tried = asyncio.Event()
         self._away = False
 
     def wake(self) -> None:
         """Has what is noted written soon."""
-        self._written.clear()
+        self._tried.clear()
         self._wake.set()
 
     async def settle(self, patience: float | None = None) -> None:
@@ -77,7 +77,7 @@ class WriteBehind:
         self.wake()
         if self._reachable() and not self._away:
             seconds = self._patience if patience is None else patience
-            await wait_set(self._written, seconds, clock=self._clock)
+            await wait_set(self._tried, seconds, clock=self._clock)
 
     async def run(self) -> None:
         """Writes until cancelled; after a failure again after a while, with jitter."""
@@ -86,10 +86,12 @@ class WriteBehind:
             while True:
                 wait = await self._flush()
                 if wait:
+                    # Nobody need wait for what is not done soon.
+                    self._tried.set()
                     await self._clock.sleep(jittered(wait))
                     continue
                 if not len(self._journal):
-                    self._written.set()
+                    self._tried.set()
                 await self._wake.wait()
                 self._wake.clear()
         finally:

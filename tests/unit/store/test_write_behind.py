@@ -35,6 +35,7 @@ class Writer:
     async def settled_after(self, seconds: float) -> bool:
         """Whether `settle` has returned after so long."""
         task = asyncio.ensure_future(self.behind.settle())
+        await self.clock.advance(0)
         await self.clock.advance(seconds)
         done = task.done()
         if not done:
@@ -105,3 +106,13 @@ async def test_trouble_is_tried_again_by_itself() -> None:
         await writer.clock.advance(2)
 
         assert await writer.table.get("a") is not None
+
+
+async def test_a_write_that_fails_is_not_waited_for() -> None:
+    """It is tried again later; the caller goes on."""
+    writer = Writer()
+    async with writer.running():
+        writer.store.cut(notices=False)
+        writer.journal.put("a", "1")
+
+        assert await writer.settled_after(0)
