@@ -28,8 +28,6 @@ SETTINGS = """
 [gateway]
 response_headers = true
 allow_strategy_header = true
-[stop]
-delay = 1
 [registration]
 ttl = 12
 heartbeat_interval = 0.25
@@ -89,6 +87,8 @@ class Replica:
         self.program = Program(
             *("up", "--config", str(self._config), "--store", self.store),
             *("--grpc", self.target, "--http", f"127.0.0.1:{self.gateway.port}"),
+            # Programs of tests stop at once otherwise.
+            *("--stop-delay", "1"),
             log=self._log,
         )
 
