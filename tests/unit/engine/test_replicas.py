@@ -229,6 +229,19 @@ async def test_only_its_home_calls_an_engine_lost(fleet: Fleet) -> None:
     assert fleet.states() == ALIVE
 
 
+async def test_an_engine_that_moves_after_it_was_lost(fleet: Fleet) -> None:
+    """It has to register again, though its new home had not seen the loss; it is not forgotten."""
+    engine = await fleet.register(0)
+    fleet.stores[1].table(ENGINES).freeze()
+    await fleet.advance(16)
+
+    assert (await fleet.beat(1, engine)).outcome is HeartbeatOutcome.NOT_FOUND
+    fleet.stores[1].table(ENGINES).thaw()
+    await fleet.advance(60)
+
+    assert fleet.states() == [EngineState.LOST] * 3
+
+
 async def test_a_lost_engine_is_forgotten_though_its_home_dies() -> None:
     """Its record lapses by itself."""
     fleet = Fleet(remember_lost=60)
@@ -643,9 +656,7 @@ async def test_a_home_that_was_put_back_takes_its_engine_along(fleet: Fleet) -> 
     engine = await fleet.register(0)
     fleet.shared.remove("homes", "d0")
 
-    for _ in range(60):
-        await fleet.live(0, engine, 1)
-        assert await fleet.stored() is not None
+    await fleet.live(0, engine, 2)
 
     assert fleet.hangs_on_its_home("d0")
 
