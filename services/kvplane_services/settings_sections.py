@@ -243,7 +243,7 @@ class SessionsSection(Section):
         default=3600.0, gt=0, description="Longest that a touch or a hint keeps a session, seconds."
     )
     max_sessions: int = Field(
-        default=100_000,
+        default=500_000,
         ge=1,
         description="Sessions remembered; beyond it the one that has been idle longest is "
         "forgotten.",
