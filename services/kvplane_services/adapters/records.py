@@ -5,7 +5,7 @@ messages change by the rules of the contracts only.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -86,4 +86,6 @@ LEASES: TableSpec[Lease] = TableSpec(
 MEMBERS: TableSpec[Member] = TableSpec(
     "members", Member, _encoder(_member_to_wire), _decoder(member_pb2.Member, _member_from_wire)
 )
-SESSIONS: TableSpec[PackedRecord] = TableSpec("sessions", PackedRecord, bytes, packed_record)
+SESSIONS: TableSpec[PackedRecord] = TableSpec(
+    "sessions", cast("type[PackedRecord]", bytes), bytes, packed_record
+)

@@ -31,10 +31,12 @@ class SessionCodec:
 
     def pack(self, record: SessionRecord) -> PackedRecord:
         """See `RecordCodec.pack`."""
+        live = _live_turn(record)
         message = pb.SessionRecord(
             state=_STATES_BACK[record.state],
-            lease_id=record.lease_id,
-            engine_id=record.engine_id,
+            lease_id="" if live else record.lease_id,
+            engine_id="" if live else record.engine_id,
+            live_turn=live,
             turns=[_turn_to_wire(turn) for turn in record.turns],
             turn_count=record.turn_count,
             keep_for=record.hints.keep_for,
@@ -54,11 +56,16 @@ class SessionCodec:
     def unpack(self, packed: PackedRecord) -> SessionRecord:
         """See `RecordCodec.unpack`."""
         message = pb.SessionRecord.FromString(packed)
+        turns = tuple(_turn_from_wire(turn) for turn in message.turns)
+        lease_id, engine_id = message.lease_id, message.engine_id
+        if 0 < message.live_turn <= len(turns):
+            live = turns[message.live_turn - 1]
+            lease_id, engine_id = live.lease_id, live.engine_id
         return SessionRecord(
             state=_STATES.get(message.state, SessionState.IDLE),
-            lease_id=message.lease_id,
-            engine_id=sys.intern(message.engine_id),
-            turns=tuple(_turn_from_wire(turn) for turn in message.turns),
+            lease_id=lease_id,
+            engine_id=sys.intern(engine_id),
+            turns=turns,
             turn_count=message.turn_count,
             hints=SessionHints(message.keep_for, message.final_turn),
             wish=message.wish,
@@ -80,6 +87,13 @@ def packed_record(data: bytes) -> PackedRecord:
     except DecodeError as error:
         raise ValueError(f"not a {pb.SessionRecord.DESCRIPTOR.full_name}: {error}") from error
     return PackedRecord(data)
+
+
+def _live_turn(record: SessionRecord) -> int:
+    for number, turn in enumerate(record.turns, start=1):
+        if (turn.lease_id, turn.engine_id) == (record.lease_id, record.engine_id):
+            return number
+    return 0
 
 
 def _turn_to_wire(turn: KnownTurn) -> pb.TurnRecord:

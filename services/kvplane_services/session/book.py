@@ -8,7 +8,7 @@ import datetime as dt
 import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kvplane_services.clock import Clock
 from kvplane_services.session.config import SessionConfig
@@ -129,7 +129,7 @@ class SessionBook:
     def stamped(self, record: SessionRecord) -> SessionRecord:
         """The record with the times of a change that is made now."""
         now = self._clock.wall()
-        return replace(record, create_time=record.create_time or now, update_time=now)
+        return record._replace(create_time=record.create_time or now, update_time=now)
 
     # -- What leases say ---------------------------------------------------------------------
 
@@ -140,16 +140,16 @@ class SessionBook:
         taken = self._taken(before, news)
         if taken.record is before:
             return taken
-        taken = replace(taken, record=self.stamped(taken.record))
+        record = self.stamped(taken.record)
         if entry is None:
             entry = self._entries[name] = Entry(name)
         unsaved = entry.unsaved
         if unsaved is None:
-            unsaved = entry.unsaved = Unsaved(self._clock.now(), taken.record)
+            unsaved = entry.unsaved = Unsaved(self._clock.now(), record)
             self._unsaved[name] = entry
-        unsaved.record = taken.record
+        unsaved.record = record
         unsaved.news[news.lease_id] = news
-        self._look(entry, taken.record)
+        self._look(entry, record)
         return taken
 
     # -- What the store says -----------------------------------------------------------------
@@ -183,6 +183,15 @@ class SessionBook:
         entry.packed = packed
         entry.revision = 0 if packed is None else revision
         self._rebase(entry)
+
+    def saved(self, entry: Entry, packed: PackedRecord, revision: int, of: SessionRecord) -> None:
+        """Takes in that this replica wrote what an entry was: the record `of`."""
+        known = self._entries.get(entry.name) is entry
+        if not known or entry.unsaved is None or entry.unsaved.record is not of:
+            self.adopt(entry.name, packed, revision)
+            return
+        entry.packed, entry.revision, entry.unsaved = packed, revision, None
+        del self._unsaved[entry.name]
 
     def lose(self, name: str) -> None:
         """Takes in that the store, which started over, has nothing of a session that it had."""
@@ -265,7 +274,7 @@ class SessionBook:
                     missing[lease_id] = news
                     record = after
             unsaved.news = missing
-            if record is saved or replace(record, update_time=saved.update_time) == saved:
+            if record is saved or record._replace(update_time=saved.update_time) == saved:
                 entry.unsaved, record = None, saved
                 self._unsaved.pop(entry.name, None)
             else:

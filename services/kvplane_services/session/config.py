@@ -36,7 +36,9 @@ class SessionConfig:
     # back. No engine holds blocks for longer without a word from the plane.
     remember_deleted: float = 3600.0
     # Sessions remembered; beyond it the one that has been idle longest is forgotten. Sessions
-    # with a live lease are never forgotten: the engines' memory bounds them.
+    # with a live lease are never forgotten: the engines' memory bounds them. Each takes about
+    # 750 bytes of every registry's memory, its store's copy included, and 110 bytes more for each
+    # turn but the first: 0.4 GB for all, 2 GB if all had 32 turns.
     max_sessions: int = 500_000
     # Latest turns remembered of each.
     max_turns: int = 32

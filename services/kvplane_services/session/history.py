@@ -6,8 +6,7 @@ it was not ended over.
 """
 
 import hashlib
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvplane_services.lease.model import Lease, LeaseState
 from kvplane_services.session.model import SessionHints, SessionState
@@ -43,7 +42,11 @@ class Taken:
 
 def identity_of(lease: Lease) -> bytes:
     """What tells the turn that left what `lease` is on from all others of its session."""
-    parts = json.dumps([lease.engine_id, lease.retention_id, lease.decision_id])
+    # The lengths tell where one part ends.
+    parts = (
+        f"{len(lease.engine_id)}:{len(lease.retention_id)}:"
+        f"{lease.engine_id}{lease.retention_id}{lease.decision_id}"
+    )
     return hashlib.blake2b(parts.encode(), digest_size=8).digest()
 
 
@@ -81,8 +84,7 @@ def take(record: SessionRecord, news: News, *, max_turns: int, ttl: float) -> Ta
 
 def ended(record: SessionRecord) -> SessionRecord:
     """The session as ended over all its turns so far, and without hints for another one."""
-    return replace(
-        record,
+    return record._replace(
         state=SessionState.ENDED,
         lease_id="",
         engine_id="",
@@ -94,8 +96,8 @@ def ended(record: SessionRecord) -> SessionRecord:
 def deleted(record: SessionRecord, *, remember: float) -> SessionRecord:
     """What is left of a deleted session, for `remember` seconds: enough to know its turns by."""
     over = ended(record)
-    return replace(
-        over, deleted=True, hidden_token=over.over_token, turn_count=0, ttl=remember, request_id=""
+    return over._replace(
+        deleted=True, hidden_token=over.over_token, turn_count=0, ttl=remember, request_id=""
     )
 
 
@@ -129,13 +131,12 @@ def joined(saved: SessionRecord, mine: SessionRecord, *, max_turns: int) -> Sess
         if turn.identity in old and old[turn.identity].token > over
     }
     if opens := any(turn.token > over for turn in added):
-        mine = replace(_opened(mine, ttl=saved.ttl), create_time=mine.create_time)
+        mine = _opened(mine, ttl=saved.ttl)._replace(create_time=mine.create_time)
     turns = [renewed.get(turn.identity, turn) for turn in mine.turns]
     for turn in added:
         _insert(turns, turn)
     wishes = saved if saved.wish > mine.wish or saved.over_token > mine.over_token else mine
-    record = replace(
-        mine,
+    record = mine._replace(
         turns=tuple(turns[-max_turns:]),
         turn_count=max(saved.turn_count, mine.turn_count + len(added)),
         hints=wishes.hints,
@@ -148,14 +149,13 @@ def joined(saved: SessionRecord, mine: SessionRecord, *, max_turns: int) -> Sess
     )
     live = {turn.lease_id for turn in (*added, *renewed.values())}
     if saved.lease_id in live and (opens or mine.state is not SessionState.ENDED):
-        return replace(
-            record,
+        return record._replace(
             state=SessionState.RETAINED,
             lease_id=saved.lease_id,
             engine_id=saved.engine_id,
         )
     if saved.over_token > mine.over_token:
-        return replace(record, state=SessionState.ENDED, lease_id="", engine_id="")
+        return record._replace(state=SessionState.ENDED, lease_id="", engine_id="")
     return record
 
 
@@ -188,7 +188,7 @@ def _opened(record: SessionRecord, *, ttl: float) -> SessionRecord:
     if record.deleted or not record.ttl:
         return reborn(record, ttl=ttl)
     if record.state is SessionState.ENDED:
-        return replace(record, state=SessionState.IDLE)
+        return record._replace(state=SessionState.IDLE)
     return record
 
 
@@ -207,7 +207,7 @@ def _with_turn(
         end_reason=_end_reason(lease),
     )
     _insert(turns, turn)
-    return replace(record, turns=tuple(turns[-max_turns:]), turn_count=record.turn_count + 1)
+    return record._replace(turns=tuple(turns[-max_turns:]), turn_count=record.turn_count + 1)
 
 
 def _insert(turns: list[KnownTurn], turn: KnownTurn) -> None:
@@ -226,8 +226,7 @@ def _with_end(record: SessionRecord, lease: Lease, known: KnownTurn | None) -> S
 
 
 def _with_news(record: SessionRecord, known: KnownTurn, lease: Lease) -> SessionRecord:
-    turn = replace(
-        known,
+    turn = known._replace(
         token=lease.fencing_token,
         lease_id=lease.lease_id,
         tokens=lease.tokens,
@@ -236,7 +235,7 @@ def _with_news(record: SessionRecord, known: KnownTurn, lease: Lease) -> Session
     if turn == known:
         return record
     turns = tuple(turn if each is known else each for each in record.turns)
-    return replace(record, turns=turns)
+    return record._replace(turns=turns)
 
 
 def _with_lease(record: SessionRecord, lease: Lease, *, new: bool) -> Taken:
@@ -244,7 +243,7 @@ def _with_lease(record: SessionRecord, lease: Lease, *, new: bool) -> Taken:
     token = max(record.token, lease.fencing_token)
     if not _is_live(lease):
         if token != record.token:
-            record = replace(record, token=token)
+            record = record._replace(token=token)
         record = _without_lease(record, lease.lease_id)
     elif latest:
         record = _with_live(record, lease)
@@ -257,8 +256,7 @@ def _with_lease(record: SessionRecord, lease: Lease, *, new: bool) -> Taken:
 def _with_live(record: SessionRecord, lease: Lease) -> SessionRecord:
     if (record.lease_id, record.token) == (lease.lease_id, lease.fencing_token):
         return record
-    return replace(
-        record,
+    return record._replace(
         state=SessionState.RETAINED,
         lease_id=lease.lease_id,
         engine_id=lease.engine_id,
@@ -269,7 +267,7 @@ def _with_live(record: SessionRecord, lease: Lease) -> SessionRecord:
 def _without_lease(record: SessionRecord, lease_id: str) -> SessionRecord:
     if not record.lease_id or record.lease_id != lease_id:
         return record
-    return replace(record, state=SessionState.IDLE, lease_id="", engine_id="")
+    return record._replace(state=SessionState.IDLE, lease_id="", engine_id="")
 
 
 def _end_reason(lease: Lease) -> str:

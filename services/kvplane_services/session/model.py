@@ -2,6 +2,8 @@
 
 import datetime as dt
 import enum
+import functools
+import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -9,6 +11,14 @@ from kvplane_services.errors import InvalidRequest
 
 # The longest each part of a key may be, in bytes of UTF-8.
 _MAX_BYTES = {"tenant": 256, "model": 512, "adapter": 512, "session_id": 512}
+
+# What percent-encoding leaves as it is.
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*").fullmatch
+
+
+@functools.lru_cache(maxsize=4096)
+def _start_of_name(tenant: str, model: str, adapter: str) -> str:
+    return "sessions/" + "".join(f"{quote(part, safe='')}:" for part in (tenant, model, adapter))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +33,9 @@ class SessionKey:
     @property
     def name(self) -> str:
         """Resource name; each part is percent-encoded, so no id can reach another key."""
-        parts = (self.tenant, self.model, self.adapter, self.session_id)
-        return "sessions/" + ":".join(quote(part, safe="") for part in parts)
+        start = _start_of_name(self.tenant, self.model, self.adapter)
+        session_id = self.session_id
+        return start + (session_id if _PLAIN(session_id) else quote(session_id, safe=""))
 
     @classmethod
     def parse(cls, name: str) -> "SessionKey":

@@ -173,7 +173,7 @@ class SessionRegistry:
                 raise AlreadyExists(f"{name} exists: update or touch it", session=name)
             new = reborn(record or SessionRecord(), ttl=self._config.clamp_ttl(ttl))
             return self._hinted(
-                replace(new, request_id=request_id), hints.keep_for, final_turn=hints.final_turn
+                new._replace(request_id=request_id), hints.keep_for, final_turn=hints.final_turn
             )
 
         record = await self._make(name, decide)
@@ -348,7 +348,7 @@ class SessionRegistry:
             hints = replace(hints, final_turn=final_turn)
             if final_turn:
                 hints = replace(hints, keep_for=0.0)
-        return replace(record, hints=hints, wish=wish)
+        return record._replace(hints=hints, wish=wish)
 
     def _check_etag(self, name: str, record: SessionRecord, etag: str) -> None:
         if etag and etag != self._book.shown(name, record).etag:

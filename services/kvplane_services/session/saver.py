@@ -8,16 +8,23 @@ import asyncio
 import logging
 from collections.abc import Callable
 from itertools import islice
+from typing import NamedTuple
 
 from kvplane_services.clock import Clock, jittered
 from kvplane_services.errors import Conflict, Unavailable
 from kvplane_services.session.book import Entry, SessionBook
 from kvplane_services.session.config import SessionConfig
-from kvplane_services.session.record import PackedRecord, RecordCodec
+from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
 from kvplane_services.session.shares import Shares
 from kvplane_services.store.ports import MAX_CHANGES, Delete, Put, Table
 
 _log = logging.getLogger(__name__)
+
+
+class _Change(NamedTuple):
+    change: Put[PackedRecord] | Delete
+    entry: Entry | None = None
+    record: SessionRecord = SessionRecord()
 
 
 class Saver:
@@ -120,43 +127,42 @@ class Saver:
         self._wake.set()
 
     async def _write_some(self) -> None:
-        changes: list[Put[PackedRecord] | Delete] = []
+        changes: list[_Change] = []
         for name, entry in tuple(islice(self._queue.items(), MAX_CHANGES)):
             if entry.unsaved is None or self._book.find(name) is not entry:
                 del self._queue[name]
                 continue
-            packed = self._codec.pack(entry.unsaved.record)
-            changes.append(Put(name, packed, expected=entry.revision))
+            record = entry.unsaved.record
+            packed = self._codec.pack(record)
+            changes.append(_Change(Put(name, packed, entry.revision), entry, record))
         for name, revision in tuple(islice(self._deletions.items(), MAX_CHANGES - len(changes))):
-            if name in self._queue:
-                continue  # It came back: written over, or found when the write is refused.
-            changes.append(Delete(name, expected=revision))
+            # One that came back is written over, or found when that is refused.
+            if name not in self._queue:
+                changes.append(_Change(Delete(name, revision)))
         await self._write(changes)
 
-    async def _write(self, changes: list[Put[PackedRecord] | Delete]) -> None:
+    async def _write(self, changes: list[_Change]) -> None:
         if not changes:
             return
         try:
-            revision = await self._table.commit(changes)
+            revision = await self._table.commit([change.change for change in changes])
         except Conflict:
             if len(changes) == 1:
-                await self.read_again(changes[0].key)
+                await self.read_again(changes[0].change.key)
                 self._done(changes[0])
                 return
             # Which of them is refused shows when each is written by itself.
             for change in changes:
                 await self._write([change])
             return
-        for change in changes:
-            if isinstance(change, Put):
-                self._book.adopt(change.key, change.value, revision)
-            self._done(change)
+        for each in changes:
+            if each.entry is not None and isinstance(each.change, Put):
+                self._book.saved(each.entry, each.change.value, revision, each.record)
+            self._done(each)
 
-    def _done(self, change: Put[PackedRecord] | Delete) -> None:
-        if isinstance(change, Delete):
-            self._deletions.pop(change.key, None)
-            return
-        self._deletions.pop(change.key, None)
-        entry = self._queue.get(change.key)
+    def _done(self, change: _Change) -> None:
+        name = change.change.key
+        self._deletions.pop(name, None)
+        entry = self._queue.get(name)
         if entry is not None and entry.unsaved is None:
-            del self._queue[change.key]
+            del self._queue[name]

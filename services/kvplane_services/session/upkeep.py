@@ -81,7 +81,7 @@ class Upkeep:
         async def decide(record: SessionRecord | None) -> SessionRecord | None:
             if record is None or self._wishes.remaining(name, self._clock.now()) > 0:
                 return None  # There is a new wish.
-            return replace(record, hints=replace(record.hints, keep_for=0.0))
+            return record._replace(hints=replace(record.hints, keep_for=0.0))
 
         try:
             await self._changes.make(name, decide)

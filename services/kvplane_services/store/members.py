@@ -71,6 +71,8 @@ class Members:
         self._known: dict[str, Member] = {member_id: member}
         # Members that were not there when the table started over, and until when they count.
         self._doubtful: dict[str, float] = {}
+        # Answers, until the members change.
+        self._live: dict[str, tuple[str, ...]] = {}
         self._anchor = ""
         self._absent = asyncio.Event()
         self._absent.set()
@@ -83,12 +85,14 @@ class Members:
 
     def live(self, role: str) -> tuple[str, ...]:
         """Ids of the live members of a role, this process's own included if it has it."""
-        now = self._clock.now()
-        for member_id, until in tuple(self._doubtful.items()):
-            if until <= now:
-                del self._doubtful[member_id]
-                self._known.pop(member_id, None)
-        return tuple(sorted(key for key, member in self._known.items() if role in member.roles))
+        if self._doubtful:
+            self._drop_doubtful()
+        live = self._live.get(role)
+        if live is None:
+            known = self._known.items()
+            live = tuple(sorted(key for key, member in known if role in member.roles))
+            self._live[role] = live
+        return live
 
     def find(self, member_id: str) -> Member | None:
         """What a live member says of itself."""
@@ -165,8 +169,16 @@ class Members:
             del self._known[key]
         else:
             self._known[key] = member
+        self._live.clear()
         for listener in self._listeners:
             listener()
+
+    def _drop_doubtful(self) -> None:
+        now = self._clock.now()
+        for member_id in [key for key, until in self._doubtful.items() if until <= now]:
+            del self._doubtful[member_id]
+            self._known.pop(member_id, None)
+            self._live.clear()
 
     async def _look(self) -> None:
         # The copy is never behind this process's own writes, as an event on its way may be.

@@ -44,12 +44,13 @@ class SessionRecord(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    LIVE_TURN_FIELD_NUMBER: _builtins.int
     state: _session_pb2.Session.State.ValueType
     """The lifecycle as readers see it."""
     lease_id: _builtins.str
-    """Id of the live lease; empty if there is none."""
+    """Id of the live lease where no turn of `turns` has it."""
     engine_id: _builtins.str
-    """Id of the engine of the live lease; empty if there is none."""
+    """Id of the engine of that lease."""
     turn_count: _builtins.int
     """Turns since the session was created."""
     keep_for: _builtins.float
@@ -76,6 +77,8 @@ class SessionRecord(_message.Message):
     """Creation, in microseconds since 1970, for people; 0 if unknown."""
     update_time: _builtins.int
     """Last change, in microseconds since 1970, for people; 0 if unknown."""
+    live_turn: _builtins.int
+    """The turn of `turns` whose lease is live, counted from 1; 0 for none of them."""
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___TurnRecord]:
         """Latest turns, oldest first."""
@@ -99,10 +102,11 @@ class SessionRecord(_message.Message):
         request_id: _builtins.str = ...,
         create_time: _builtins.int = ...,
         update_time: _builtins.int = ...,
+        live_turn: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deleted", b"deleted", "engine_id", b"engine_id", "final_turn", b"final_turn", "hidden_token", b"hidden_token", "keep_for", b"keep_for", "lease_id", b"lease_id", "over_token", b"over_token", "request_id", b"request_id", "state", b"state", "token", b"token", "ttl", b"ttl", "turn_count", b"turn_count", "turns", b"turns", "update_time", b"update_time", "wish", b"wish"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deleted", b"deleted", "engine_id", b"engine_id", "final_turn", b"final_turn", "hidden_token", b"hidden_token", "keep_for", b"keep_for", "lease_id", b"lease_id", "live_turn", b"live_turn", "over_token", b"over_token", "request_id", b"request_id", "state", b"state", "token", b"token", "ttl", b"ttl", "turn_count", b"turn_count", "turns", b"turns", "update_time", b"update_time", "wish", b"wish"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
