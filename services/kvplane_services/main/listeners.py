@@ -1,5 +1,6 @@
 """The gRPC and HTTP servers of a process, from its settings."""
 
+import importlib
 import logging
 import socket
 import ssl
@@ -62,6 +63,17 @@ async def serving_grpc(
             yield
     finally:
         await server.stop()
+
+
+def load_gateway() -> None:
+    """Loads the gateway's libraries, which holds up whatever is served already.
+
+    Raises:
+        ModuleNotFoundError: They are not installed.
+
+    """
+    importlib.import_module("kvplane_services.gateway.app")
+    importlib.import_module("kvplane_services.gateway.server")
 
 
 @asynccontextmanager

@@ -1,7 +1,12 @@
 """`kvplane up`: everything in one process."""
 
 from kvplane_services.clock import Clock
-from kvplane_services.main.listeners import grpc_server, serving_gateway, serving_grpc
+from kvplane_services.main.listeners import (
+    grpc_server,
+    load_gateway,
+    serving_gateway,
+    serving_grpc,
+)
 from kvplane_services.main.parts import leases_part, registry_part, router_part
 from kvplane_services.main.prober import prober_of
 from kvplane_services.main.process import background, until_stopped
@@ -19,6 +24,7 @@ async def run_plane(settings: PlaneSettings, *, clock: Clock) -> None:
         Unavailable: The store does not answer, at the start.
 
     """
+    load_gateway()
     async with opened_store(settings.store, tables=PLANE_TABLES, clock=clock) as store:
         leases = leases_part(settings, store=store, clock=clock)
         registry = registry_part(
