@@ -246,7 +246,7 @@ class SessionsSection(Section):
         default=500_000,
         ge=1,
         description="Sessions remembered; beyond it the one that has been idle longest is "
-        "forgotten.",
+        "forgotten. Each takes about 1 kB of every registry's memory.",
     )
 
 
