@@ -2,9 +2,24 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvplane_services.lease.model import Lease
+from kvplane_services.lease.model import EndReason, Handle, Lease, LeaseState
+
+# What an ended lease has: nobody may read its blocks, and proofs take memory.
+_NO_HANDLE = Handle(b"{}")
+
+
+def as_ended(lease: Lease, reason: EndReason, *, reads: int) -> Lease:
+    """A live lease once it is over. What it was being released for stands before `reason`."""
+    return replace(
+        lease,
+        state=LeaseState.ENDED,
+        end_reason=lease.release_reason or reason,
+        release_reason=None,
+        handle=_NO_HANDLE,
+        reads=reads,
+    )
 
 
 @dataclass(slots=True)

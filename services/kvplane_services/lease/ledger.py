@@ -13,15 +13,12 @@ from dataclasses import replace
 
 from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.due_times import DueTimes
-from kvplane_services.lease.ended import EndedLeases
-from kvplane_services.lease.model import EndReason, Handle, Lease, LeaseState
+from kvplane_services.lease.ended import EndedLeases, as_ended
+from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.lease.newest import Newest
 from kvplane_services.lease.record import Record
 from kvplane_services.lease.shelf import Shelf
 from kvplane_services.session.model import SessionKey
-
-# What an ended lease has: nobody may read its blocks, and proofs take memory.
-_NO_HANDLE = Handle(b"{}")
 
 
 class Ledger:
@@ -134,15 +131,7 @@ class Ledger:
         if record.deadline is None:
             return
         self._remove(record)
-        lease = replace(
-            record.lease,
-            state=LeaseState.ENDED,
-            end_reason=record.release or reason,
-            release_reason=None,
-            handle=_NO_HANDLE,
-            reads=record.reads,
-        )
-        record.lease = lease
+        record.lease = lease = as_ended(record.lease, reason, reads=record.reads)
         self._ended.add(lease, now, revision=record.revision)
         self._change(lease.lease_id, lease)
 
@@ -183,13 +172,7 @@ class Ledger:
 
     def end_stray(self, lease: Lease, reason: EndReason, *, revision: int, now: float) -> None:
         """Ends a live lease of an own engine that is none of its records."""
-        ended = replace(
-            lease,
-            state=LeaseState.ENDED,
-            end_reason=lease.release_reason or reason,
-            release_reason=None,
-            handle=_NO_HANDLE,
-        )
+        ended = as_ended(lease, reason, reads=lease.reads)
         self._ended.add(ended, now, revision=revision)
         self._change(lease.lease_id, ended)
 
