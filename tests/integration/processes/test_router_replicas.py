@@ -9,6 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 import pytest
 
+from kvplane.api.router.v1 import router_pb2
+from kvplane.api.session.v1 import session_pb2
+from kvplane.client import Plane as Client
 from tests.integration.processes.kvplane_process import Process, running
 
 BODY = {"model": "kvplane-tiny", "prompt": "Once upon a time", "max_tokens": 4}
@@ -43,6 +46,22 @@ class Plane:
                     if answer.status == 200:
                         return
                 await asyncio.sleep(0.05)
+
+
+async def in_flight(router: str) -> int:
+    """Turns that a router counts, once its gateway had time to report all that are over."""
+    subject = router_pb2.RouteSubject(
+        session_key=session_pb2.SessionKey(tenant="t", model="kvplane-tiny", session_id="s")
+    )
+    counted = 0
+    async with Client(router) as asked:
+        for _ in range(50):
+            answer = await asked.router.explain(subject)
+            counted = sum(candidate.in_flight for candidate in answer.candidates)
+            if not counted:
+                break
+            await asyncio.sleep(0.1)
+    return counted
 
 
 @asynccontextmanager
@@ -88,3 +107,5 @@ async def test_no_turn_fails_while_routers_go_away_one_by_one(number: signal.Sig
         statuses = sum((each.result() for each in held), Counter[int]())
         assert set(statuses) == {200}
         assert statuses[200] > 50
+        for address in it.routers:
+            assert await in_flight(address) == 0
