@@ -151,6 +151,14 @@ def test_bad_flag_is_refused() -> None:
         load(RouterSettings, flags={"grpc": {"address": "nope"}})
 
 
+def test_other_processes_may_be_several() -> None:
+    """The addresses of another process's replicas are separated by commas, each one checked."""
+    flags = {"peers": {"leases": "10.0.0.1:7000, plane:7000"}}
+    assert load(RouterSettings, flags=flags).peers.leases == "10.0.0.1:7000,plane:7000"
+    with pytest.raises(InvalidRequest, match=r"peers\.leases: 'nope' is not an address"):
+        load(RouterSettings, flags={"peers": {"leases": "10.0.0.1:7000,nope"}})
+
+
 def test_secrets_are_not_shown() -> None:
     """A secret appears neither in a dump nor in a refusal."""
     settings = load(GatewaySettings, flags={"gateway": {"tenant_secret": "hush"}})

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from kvplane_services.engine.model import Role
 from kvplane_services.main.sim_engine import config_of
 from kvplane_services.settings_sim import SimSection
@@ -37,3 +39,10 @@ def test_the_default_speed_is_what_was_measured() -> None:
 
     assert abs(speed.step(prefill_tokens=12_000, decodes=False) - 1.6) < 0.01
     assert abs(speed.transfer(tokens=12_000, blocks=750) - 0.437) < 0.01
+
+
+def test_plane_may_be_several_replicas() -> None:
+    """An engine registers at whichever replica of its plane it reaches."""
+    assert config_of(SimSection(plane="a:1, b:2")).plane == "a:1,b:2"
+    with pytest.raises(ValueError, match="is not an address"):
+        SimSection(plane="a:1,b")
