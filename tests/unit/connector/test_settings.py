@@ -39,7 +39,9 @@ def test_a_plane_is_read_with_what_it_needs() -> None:
 
 def test_a_plane_of_several_replicas_is_all_their_addresses() -> None:
     """Addresses are separated by commas, and spaces around them do not matter."""
-    assert read(**PLANE | {"plane": "10.0.0.5:7000, plane:7000"}).plane == "10.0.0.5:7000,plane:7000"
+    assert (
+        read(**PLANE | {"plane": "10.0.0.5:7000, plane:7000"}).plane == "10.0.0.5:7000,plane:7000"
+    )
 
 
 def test_every_setting_can_be_given() -> None:
