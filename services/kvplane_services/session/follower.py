@@ -1,5 +1,8 @@
 """Follows the leases, and takes into the book of sessions what they mean for each."""
 
+import asyncio
+from collections.abc import Mapping
+
 from kvplane_services.clock import Clock
 from kvplane_services.lease.model import Lease, LeaseState
 from kvplane_services.session.book import SessionBook
@@ -7,7 +10,8 @@ from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.history import Missed
 from kvplane_services.session.keeper import Keeper
 from kvplane_services.session.saver import Saver
-from kvplane_services.store.ports import Feed, Removed, Reset, Synced, Upserted
+from kvplane_services.store.inbox import Inbox, News
+from kvplane_services.store.ports import Feed
 
 # Leases taken in before other tasks get their turn.
 _AT_ONCE = 256
@@ -36,7 +40,7 @@ class LeaseFollower:
         clock: Clock,
         config: SessionConfig,
     ) -> None:
-        self._leases = leases
+        self._inbox = Inbox(feed=leases, clock=clock)
         self._book = book
         self._saver = saver
         self._keeper = keeper
@@ -49,28 +53,9 @@ class LeaseFollower:
 
     async def run(self) -> None:
         """Follows the leases until cancelled."""
-        # The full state comes by name. It is taken in by grant, oldest first, so that turns are
-        # in order.
-        collected: dict[str, Upserted[Lease]] | None = {}
-        async for event in self._leases():
-            match event:
-                case Reset():
-                    collected = {}
-                case Upserted(key=key):
-                    if collected is not None:
-                        collected[key] = event
-                    else:
-                        self._take(event.value, event.revision)
-                case Removed(key=key):
-                    if collected is not None:
-                        collected.pop(key, None)
-                    else:
-                        self._miss(key)
-                case Synced(revision=revision):
-                    if collected is not None:
-                        await self._take_all(collected)
-                        collected = None
-                    self._seen = max(self._seen, revision)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._inbox.run())
+            tasks.create_task(self._take_batches())
 
     def sweep(self) -> None:
         """Gives leases up that vanished and did not come back."""
@@ -84,40 +69,52 @@ class LeaseFollower:
                 self._book.take(entry.name, Missed(lease_id))
                 self._saver.note(entry.name)
 
-    async def _take_all(self, events: dict[str, Upserted[Lease]]) -> None:
-        in_order = sorted(events.values(), key=lambda event: event.value.fencing_token)
-        for number, event in enumerate(in_order):
-            self._take(event.value, event.revision, seen=self._seen)
-            if number % _AT_ONCE == 0:
-                await self._clock.sleep(0)
-        live = {
-            event.value.lease_id for event in in_order if event.value.state is LeaseState.ACTIVE
-        }
-        for lease_id in self._book.leases() - live:
-            self._miss(lease_id)
+    async def _take_batches(self) -> None:
+        async for batch in self._inbox.batches():
+            news = list(batch.news.items())
+            if batch.full:
+                # The full state comes by name. It is taken in by grant, oldest first, so that
+                # turns are in order.
+                news.sort(key=lambda item: _token(item[1]))
+            for number, (lease_id, one) in enumerate(news, start=1):
+                if one.value is not None:
+                    self._take(one.value, one.revision)
+                if one.removed:
+                    self._miss(lease_id)
+                if number % _AT_ONCE == 0:
+                    await self._clock.sleep(0)
+            if batch.full:
+                for lease_id in self._book.leases() - _live(batch.news):
+                    self._miss(lease_id)
+            latest = max((one.revision for _, one in news), default=0)
+            self._seen = max(self._seen, batch.revision, latest)
 
-    def _take(self, lease: Lease, revision: int, *, seen: int | None = None) -> None:
+    def _take(self, lease: Lease, revision: int) -> None:
         name = lease.session_key.name
-        live = lease.state is LeaseState.ACTIVE
         if self._book.find(name) is None:
-            known = self._seen if seen is None else seen
-            if lease.state is LeaseState.ENDED and revision <= known:
+            if lease.state is LeaseState.ENDED and revision <= self._seen:
                 return  # Its session was there, and is forgotten.
             self._saver.make_room()
         taken = self._book.take(name, lease)
         self._missing.pop(lease.lease_id, None)
-        if live and taken.over:
-            self._keeper.release_soon(name, lease)
-        elif live:
-            if taken.new_turn:
-                self._keeper.claim_soon(name)
-        else:
+        if lease.state is not LeaseState.ACTIVE:
             self._keeper.released(lease.lease_id)
+        elif taken.over:
+            self._keeper.release_soon(name, lease)
+        elif taken.new_turn:
+            self._keeper.claim_soon(name)
         self._saver.note(name)
-        if seen is None:
-            self._seen = max(self._seen, revision)
 
     def _miss(self, lease_id: str) -> None:
         self._keeper.released(lease_id)
         if self._book.holder_of(lease_id) is not None:
             self._missing.setdefault(lease_id, self._clock.now())
+
+
+def _token(news: News[Lease]) -> int:
+    return 0 if news.value is None else news.value.fencing_token
+
+
+def _live(news: Mapping[str, News[Lease]]) -> set[str]:
+    values = (one.value for one in news.values() if one.value is not None)
+    return {lease.lease_id for lease in values if lease.state is LeaseState.ACTIVE}

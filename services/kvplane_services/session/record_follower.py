@@ -8,7 +8,8 @@ from kvplane_services.session.keeper import Keeper
 from kvplane_services.session.record import PackedRecord
 from kvplane_services.session.saver import Saver
 from kvplane_services.session.wishes import Wishes
-from kvplane_services.store.ports import Feed, Removed, Reset, Synced, Upserted
+from kvplane_services.store.inbox import Inbox, News
+from kvplane_services.store.ports import Feed
 
 # Records taken in before other tasks get their turn.
 _AT_ONCE = 256
@@ -37,7 +38,7 @@ class RecordFollower:
         wishes: Wishes,
         clock: Clock,
     ) -> None:
-        self._records = records
+        self._inbox = Inbox(feed=records, clock=clock)
         self._book = book
         self._saver = saver
         self._keeper = keeper
@@ -51,43 +52,29 @@ class RecordFollower:
 
     async def run(self) -> None:
         """Follows the records until cancelled."""
-        collected: dict[str, Upserted[PackedRecord]] | None = {}
-        async for event in self._records():
-            match event:
-                case Reset():
-                    collected = {}
-                case Upserted(key=key):
-                    if collected is not None:
-                        collected[key] = event
-                    else:
-                        self._take(event)
-                case Removed(key=key, revision=revision):
-                    if collected is not None:
-                        collected.pop(key, None)
-                    else:
-                        self._book.adopt(key, None, revision)
-                        self._saver.note(key)
-                case Synced():
-                    if collected is not None:
-                        await self._take_all(collected)
-                        collected = None
-                        self._loaded.set()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._inbox.run())
+            tasks.create_task(self._take_batches())
 
-    def _take(self, event: Upserted[PackedRecord], *, anew: bool = False) -> None:
-        self._book.adopt(event.key, event.value, event.revision, anew=anew)
-        self._saver.note(event.key)
-        if self._wishes.is_new(event.key):
-            self._keeper.claim_soon(event.key)
+    async def _take_batches(self) -> None:
+        async for batch in self._inbox.batches():
+            # Of a full state, the one written longest ago is the first to make room.
+            news = sorted(batch.news.items(), key=lambda item: item[1].revision)
+            for number, (name, one) in enumerate(news, start=1):
+                self._take(name, one, anew=batch.full)
+                if number % _AT_ONCE == 0:
+                    await self._clock.sleep(0)
+            if batch.full:
+                for name in self._book.names() - batch.news.keys():
+                    # Sessions that were forgotten meanwhile come back for a while by this; those
+                    # that the store lost stay.
+                    self._book.lose(name)
+                    self._saver.note(name)
+                self._loaded.set()
 
-    async def _take_all(self, events: dict[str, Upserted[PackedRecord]]) -> None:
-        # The one written longest ago is the first to make room.
-        in_order = sorted(events.values(), key=lambda event: event.revision)
-        for number, event in enumerate(in_order):
-            self._take(event, anew=True)
-            if number % _AT_ONCE == 0:
-                await self._clock.sleep(0)
-        for name in self._book.names() - events.keys():
-            # Sessions that were forgotten meanwhile come back for a while by this; those that
-            # the store lost stay.
-            self._book.lose(name)
-            self._saver.note(name)
+    def _take(self, name: str, news: News[PackedRecord], *, anew: bool) -> None:
+        packed = None if news.removed else news.value
+        self._book.adopt(name, packed, news.revision, anew=anew)
+        self._saver.note(name)
+        if self._wishes.is_new(name):
+            self._keeper.claim_soon(name)

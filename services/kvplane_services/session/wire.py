@@ -3,7 +3,7 @@
 import sys
 
 from kvplane.api.session.v1 import session_pb2 as pb
-from kvplane_services.durations import duration, moment_of, seconds_of, timestamp
+from kvplane_services.durations import duration, seconds_of, timestamp
 from kvplane_services.session.model import Session, SessionHints, SessionKey, SessionState, Turn
 
 _STATES = {
@@ -11,7 +11,6 @@ _STATES = {
     SessionState.RETAINED: pb.Session.STATE_RETAINED,
     SessionState.ENDED: pb.Session.STATE_ENDED,
 }
-_STATES_BACK = {value: state for state, value in _STATES.items()}
 
 
 def key_from_wire(message: pb.SessionKey) -> SessionKey:
@@ -55,34 +54,6 @@ def session_to_wire(session: Session) -> pb.Session:
     if session.expire_time is not None:
         message.expire_time.CopyFrom(timestamp(session.expire_time))
     return message
-
-
-def session_from_wire(message: pb.Session) -> Session:
-    """The session of a message."""
-    return Session(
-        key=key_from_wire(message.key),
-        state=_STATES_BACK.get(message.state, SessionState.IDLE),
-        lease=message.lease,
-        engine=message.engine,
-        turns=tuple(_turn_from_wire(turn) for turn in message.turns),
-        turn_count=message.turn_count,
-        hints=hints_from_wire(message.hints),
-        create_time=moment_of(message.create_time),
-        update_time=moment_of(message.update_time),
-        expire_time=moment_of(message.expire_time),
-        etag=message.etag,
-    )
-
-
-def _turn_from_wire(message: pb.Turn) -> Turn:
-    return Turn(
-        decision_id=message.decision_id,
-        lease=message.lease,
-        engine=message.engine,
-        tokens=message.tokens,
-        finish_time=moment_of(message.finish_time),
-        end_reason=message.end_reason,
-    )
 
 
 def _turn_to_wire(turn: Turn) -> pb.Turn:
