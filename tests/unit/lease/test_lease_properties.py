@@ -206,6 +206,14 @@ class LeaseProperties(RuleBasedStateMachine):
                 held = self.engines[lease.engine_id].held
                 assert lease.retention_id not in held, "ended early"
 
+    @rule(pick=picks, before=st.sampled_from([0.0, 0.125]))
+    def meet_deadline(self, pick: int, before: float) -> None:
+        """Time passes until a lease's deadline, or a moment before."""
+        times = sorted({lease.deadline for lease in self.plane.promises.live()})
+        if times:
+            seconds = times[pick % len(times)] - self.plane.now() - before
+            self.pass_time(max(seconds, 0.0))
+
     @rule(steps=st.integers(1, 13), pick=picks)
     def live_on(self, steps: int, pick: int) -> None:
         """Time passes in beats, of some engines or all."""

@@ -1,0 +1,330 @@
+"""The rules of leases at two replicas of one store, each of which may be cut from it.
+
+Engines move their streams from one to the other as they like, holders claim and release at
+either. While a replica is cut off nobody's lease ends early; afterwards both agree, with each
+other, with the store, and with what the engines hold.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kvplane_services.engine.answers import HeartbeatOutcome
+from kvplane_services.errors import LeaseFenced, Unavailable
+from kvplane_services.lease.config import LeaseConfig
+from kvplane_services.lease.model import EndReason, Lease, LeaseState, RenewalOutcome
+from kvplane_services.lease.ports import LeaseRenewal
+from kvplane_services.store.paging import PageRequest
+from tests.support.effort import effort
+from tests.support.engine_model import EngineModel
+from tests.support.lease_history import LeaseHistory
+from tests.support.state_plane import Replicas, StatePlane
+
+T = TypeVar("T")
+
+CONFIG = LeaseConfig(sweep_interval=1.0)
+# How long an engine may be silent.
+TTL = 120.0
+# How long a frame takes at most, whatever the store does.
+PATIENCE = 10.0
+SESSIONS = ("a", "b")
+
+engines = st.sampled_from(["d0", "d1"])
+replicas = st.sampled_from([0, 1])
+picks = st.integers(0, 11)
+
+
+class ReplicaProperties(RuleBasedStateMachine):
+    """Two engines, two replicas, two sessions, and one store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = Replicas(2, leases=CONFIG)
+        self.history = LeaseHistory(self.fleet.shared)
+        clock = self.fleet.clock
+        self.engines = {name: EngineModel(name, clock) for name in ("d0", "d1")}
+        # Where each engine's stream goes, and when it was last answered.
+        self.at = {"d0": 0, "d1": 0}
+        self.answered = dict.fromkeys(self.at, clock.now())
+        self.turns = 0
+        # Leases that somebody wanted gone, and the largest token of each session.
+        self.released: set[str] = set()
+        self.newest: dict[str, int] = {}
+        self.loop = asyncio.new_event_loop()
+        self.over = asyncio.Event()
+        self.running = self.loop.create_task(self.run())
+        self.wait(self.fleet.settle())
+
+    async def run(self) -> None:
+        following = asyncio.ensure_future(self.history.run())
+        async with self.fleet.running():
+            await self.over.wait()
+        following.cancel()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(coroutine)
+
+    def teardown(self) -> None:
+        try:
+            if not self.running.done():
+                self.agree()
+                self.fall_silent()
+        finally:
+            self.over.set()
+            self.wait(asyncio.wait({self.running}))
+            self.loop.close()
+
+    @initialize()
+    def begin(self) -> None:
+        for name in self.engines:
+            self.beat(name)
+
+    # -- Engines -----------------------------------------------------------------------------
+
+    @rule(name=engines, session=st.sampled_from(SESSIONS), beats=st.booleans())
+    def finish_turn(self, name: str, session: str, *, beats: bool) -> None:
+        """A turn leaves a retention, of which the plane hears at once or later."""
+        self.turns += 1
+        self.engines[name].begin(f"r{self.turns}", session=session, blocks=4, ttl=CONFIG.ttl)
+        if beats:
+            self.beat(name)
+
+    @rule(name=engines, pick=picks, what=st.sampled_from(["free", "lose", "released"]))
+    def free(self, name: str, pick: int, what: str) -> None:
+        """An engine frees a retention, for memory's sake or since it was told to."""
+        engine = self.engines[name]
+        if what == "released":
+            engine.free_released()
+        elif engine.held:
+            retention_id = list(engine.held)[pick % len(engine.held)]
+            if what == "free":
+                engine.free(retention_id, EndReason.RECLAIMED)
+            else:
+                engine.lose(retention_id)
+
+    @rule(name=engines)
+    def restart_engine(self, name: str) -> None:
+        """A new process takes the engine's place."""
+        self.engines[name].restart()
+        self.beat(name)
+
+    @rule(name=engines)
+    def beat(self, name: str) -> None:
+        """A frame goes to the engine's replica and is answered, or not."""
+        self.wait(self.exchange(self.engines[name]))
+
+    @rule(name=engines, to=replicas, beats=st.booleans())
+    def move(self, name: str, to: int, *, beats: bool) -> None:
+        """An engine's stream breaks; the next one goes to any replica."""
+        self.engines[name].cut()
+        self.at[name] = to
+        if beats:
+            self.beat(name)
+
+    @rule(name=engines)
+    def lose_answer(self, name: str) -> None:
+        """A frame arrives, and its answer does not."""
+        self.wait(self.exchange(self.engines[name], heard=False))
+
+    # -- The store ---------------------------------------------------------------------------
+
+    @rule(
+        replica=replicas,
+        how=st.sampled_from([{}, {"hangs": 5.0}, {"hangs": 5.0, "notices": False}]),
+    )
+    def cut(self, replica: int, how: dict[str, Any]) -> None:
+        """A replica is cut from the store, and notices or does not."""
+        if not self.fleet.stores[replica].away:
+            self.fleet.stores[replica].cut(**how)
+
+    @rule(replica=replicas)
+    def heal(self, replica: int) -> None:
+        """A replica reaches the store again."""
+        if self.fleet.stores[replica].away:
+            self.fleet.stores[replica].heal()
+            self.wait(self.fleet.settle())
+
+    # -- Holders -----------------------------------------------------------------------------
+
+    @rule(replica=replicas, pick=picks, off=st.sampled_from([0, 0, -1, 1]), drop=st.booleans())
+    def claim(self, replica: int, pick: int, off: int, *, drop: bool) -> None:
+        """A holder claims a lease anywhere, or drops its claim."""
+        lease = self.pick_lease(pick)
+        if lease is None:
+            return
+        renewal = LeaseRenewal(lease.name, lease.fencing_token + off, 500.0, drop=drop)
+        (result,) = self.fleet.planes[replica].manager.claim("h", [renewal])
+        if off:
+            assert result.outcome is not RenewalOutcome.RENEWED
+        self.wait(self.fleet.settle())
+
+    @rule(replica=replicas, pick=picks, off=st.sampled_from([0, 0, -1, 1]))
+    def release(self, replica: int, pick: int, off: int) -> None:
+        """Somebody gives a lease up anywhere."""
+        lease = self.pick_lease(pick)
+        if lease is None:
+            return
+        manager = self.fleet.planes[replica].manager
+        try:
+            self.wait(self.in_time(manager.release(lease.name, lease.fencing_token + off)))
+        except LeaseFenced:
+            assert off
+            return
+        except Unavailable:
+            pass
+        if not off:
+            self.released.add(lease.name)
+
+    # -- Time --------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([1.0, 5.0, 20.0]), beats=st.booleans())
+    def pass_time(self, seconds: float, *, beats: bool) -> None:
+        """Time passes, in which engines are heard or are not."""
+        left = seconds
+        while left > 0:
+            self.wait(self.advance(min(left, 5.0)))
+            left -= 5.0
+            # Nobody falls silent for as long as would make it lost.
+            for name in self.engines:
+                if beats or self.fleet.clock.now() - self.answered[name] > TTL / 2:
+                    self.beat(name)
+
+    @rule()
+    def agree(self) -> None:
+        """Once all reach the store, and engines are heard, everybody knows the same."""
+        for replica in (0, 1):
+            self.heal(replica)
+        for _ in range(4):
+            self.wait(self.advance(3.0))
+            for name in self.engines:
+                self.beat(name)
+        self.wait(self.fleet.settle())
+        held = {(name, each) for name, engine in self.engines.items() for each in engine.held}
+        views = [self.view(plane) for plane in self.fleet.planes]
+        assert views[0] == views[1]
+        for view in views:
+            live = [(lease.engine_id, lease.retention_id) for lease in view.values()]
+            assert sorted(live) == sorted(held)
+            for session in SESSIONS:
+                leases = [each for each in view.values() if each.session_key.session_id == session]
+                active = [each for each in leases if each.state is LeaseState.ACTIVE]
+                assert len(active) <= 1
+                if active:
+                    assert active[0].fencing_token == max(each.fencing_token for each in leases)
+        stored = {
+            name: lease
+            for name, lease in self.history.last.items()
+            if lease.state is not LeaseState.ENDED
+        }
+        assert {name: lease.state for name, lease in stored.items()} == {
+            name: lease.state for name, lease in views[0].items()
+        }
+        for name in self.engines:
+            assert [plane.homes.is_home(name) for plane in self.fleet.planes].count(True) == 1
+
+    def fall_silent(self) -> None:
+        """Nobody is heard any more: every lease ends, and everybody says so."""
+        for _ in range(int((TTL + CONFIG.ttl + CONFIG.grace) / 5) + 4):
+            self.wait(self.fleet.advance(5.0, step=5.0))
+        for engine in self.engines.values():
+            engine.free_due()
+        assert [self.view(plane) for plane in self.fleet.planes] == [{}, {}]
+        assert all(lease.state is LeaseState.ENDED for lease in self.history.last.values())
+        assert set(self.history.ends.values()) <= {1}
+
+    # -- What must hold ----------------------------------------------------------------------
+
+    @invariant()
+    def writes_go_forward(self) -> None:
+        """Each lease is released once and ends once, for the first reason."""
+        assert not self.running.done(), self.running.exception()
+        assert self.history.faults == []
+
+    @invariant()
+    def nothing_ends_early(self) -> None:
+        """What an engine holds, nobody wanted gone and nothing superseded, has not ended."""
+        for engine in self.engines.values():
+            for held in engine.held.values():
+                wanted = held.fencing_token == self.newest.get(held.session)
+                if held.lease and wanted and held.lease not in self.released:
+                    lease = self.history.last.get(held.lease)
+                    assert lease is None or lease.state is LeaseState.ACTIVE, lease
+
+    # -- Steps -------------------------------------------------------------------------------
+
+    async def exchange(self, engine: EngineModel, *, heard: bool = True) -> None:
+        """Makes a heartbeat, registering before where that is needed."""
+        name = engine.engine_id
+        plane = self.fleet.planes[self.at[name]]
+        try:
+            if engine.registered is None:
+                registering = plane.register(engine.described, ttl=TTL)
+                engine.registered = await self.in_time(registering)
+            await self.in_time(self.report(plane, engine))
+        except (Unavailable, TimeoutError):
+            # The next attempt goes to the other replica.
+            engine.cut()
+            self.at[name] = 1 - self.at[name]
+            return
+        self.answered[name] = self.fleet.clock.now()
+        if heard:
+            engine.hear()
+        else:
+            engine.cut()
+
+    async def report(self, plane: StatePlane, engine: EngineModel) -> None:
+        frame = engine.send()
+        beat = await plane.directory.heartbeat(engine.engine_id, frame.epoch, frame.load)
+        assert beat.outcome is HeartbeatOutcome.RENEWED, "told to register again"
+        assert beat.engine is not None
+        answer = await plane.manager.report(beat.engine, frame.report)
+        for directive in answer.directives:
+            held = engine.held[directive.retention_id]
+            assert directive.fencing_token >= held.fencing_token
+            assert held.lease in ("", directive.lease), "another lease on the same retention"
+            token = max(self.newest.get(held.session, 0), directive.fencing_token)
+            self.newest[held.session] = token
+        engine.answered(answer.directives)
+        if answer.full_report_needed:
+            engine.streaming = False
+
+    async def in_time(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a call, for which time passes as it needs it."""
+        task = asyncio.ensure_future(coroutine)
+        waited = 0.0
+        await self.fleet.settle()
+        while not task.done():
+            if waited >= PATIENCE:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                raise TimeoutError
+            await self.fleet.clock.advance(0.125)
+            waited += 0.125
+        return await task
+
+    async def advance(self, seconds: float) -> None:
+        await self.fleet.advance(seconds, step=1.0)
+        for engine in self.engines.values():
+            engine.free_due()
+
+    def view(self, plane: StatePlane) -> dict[str, Lease]:
+        """The live leases, without what only their homes know."""
+        page = self.wait(plane.manager.list(PageRequest(1000)))
+        return {
+            lease.name: replace(lease, claims=(), ttl=0.0, expire_time=None, reads=0)
+            for lease in page.items
+        }
+
+    def pick_lease(self, pick: int) -> Lease | None:
+        leases = list(self.history.last.values())
+        live = [each for each in leases if each.state is not LeaseState.ENDED]
+        chosen = live if live and pick % 4 else leases
+        return chosen[-1 - pick // 4 % len(chosen)] if chosen else None
+
+
+ReplicaProperties.TestCase.settings = effort(max_examples=15, stateful_step_count=25)
+TestReplicaProperties = ReplicaProperties.TestCase
