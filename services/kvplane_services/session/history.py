@@ -114,52 +114,71 @@ def reborn(record: SessionRecord, *, ttl: float) -> SessionRecord:
 
 
 def joined(saved: SessionRecord, mine: SessionRecord, *, max_turns: int) -> SessionRecord:
-    """What is known of a session, where the store lost it and somebody began it anew.
+    """What is known of a session whose record the store lost, and somebody wrote anew.
 
     Args:
-        saved: What the store has: younger, and without what was lost.
-        mine: What was known before.
+        saved: What the store has: put back by somebody who knew more or less than `mine`, or a
+            session that was begun anew by somebody who knew nothing.
+        mine: What was known before the store lost it.
         max_turns: Turns to be remembered.
 
     """
-    over = max(saved.over_token, mine.over_token)
-    old = {turn.identity: turn for turn in mine.turns}
-    added = [turn for turn in saved.turns if turn.identity not in old]
-    renewed = {
-        turn.identity: turn
-        for turn in saved.turns
-        if turn.identity in old and old[turn.identity].token > over
-    }
+    if saved.hidden_token > mine.hidden_token:
+        return saved
+    theirs = {turn.identity: turn for turn in saved.turns}
+    added = [turn for turn in saved.turns if turn.identity not in _identities(mine)]
+    count = max(saved.turn_count, mine.turn_count + len(added))
+    if not _is_newer(mine, saved):
+        missing = [turn for turn in mine.turns if turn.identity not in theirs]
+        turns = _merged(saved.turns, missing, max_turns)
+        if turns == saved.turns and count == saved.turn_count:
+            return saved
+        return saved._replace(turns=turns, turn_count=count)
+    over = mine.over_token
     if opens := any(turn.token > over for turn in added):
-        mine = _opened(mine, ttl=saved.ttl)._replace(create_time=mine.create_time)
-    turns = [renewed.get(turn.identity, turn) for turn in mine.turns]
-    for turn in added:
-        _insert(turns, turn)
-    wishes = saved if saved.wish > mine.wish or saved.over_token > mine.over_token else mine
+        mine = _opened(mine, ttl=saved.ttl)
+        count = max(saved.turn_count, mine.turn_count + len(added))
+    renewed = {
+        turn.identity: theirs[turn.identity]
+        for turn in mine.turns
+        if turn.token > over and turn.identity in theirs
+    }
+    known = tuple(renewed.get(turn.identity, turn) for turn in mine.turns)
     record = mine._replace(
-        turns=tuple(turns[-max_turns:]),
-        turn_count=max(saved.turn_count, mine.turn_count + len(added)),
-        hints=wishes.hints,
-        wish=max(saved.wish, mine.wish),
+        turns=_merged(known, added, max_turns),
+        turn_count=count,
         token=max(saved.token, mine.token),
-        over_token=over,
-        hidden_token=max(saved.hidden_token, mine.hidden_token),
-        deleted=saved.deleted or mine.deleted,
         create_time=mine.create_time or saved.create_time,
     )
     live = {turn.lease_id for turn in (*added, *renewed.values())}
     if saved.lease_id in live and (opens or mine.state is not SessionState.ENDED):
         return record._replace(
-            state=SessionState.RETAINED,
-            lease_id=saved.lease_id,
-            engine_id=saved.engine_id,
+            state=SessionState.RETAINED, lease_id=saved.lease_id, engine_id=saved.engine_id
         )
-    if saved.over_token > mine.over_token:
-        return record._replace(state=SessionState.ENDED, lease_id="", engine_id="")
     return record
 
 
 # -- Steps -----------------------------------------------------------------------------------
+
+
+def _is_newer(mine: SessionRecord, saved: SessionRecord) -> bool:
+    """Whether `mine` has what clients wished later, or has wishes at all."""
+    said, heard = (mine.over_token, mine.wish), (saved.over_token, saved.wish)
+    # A session that was begun anew has another time of creation.
+    return said > heard if said != heard else mine.create_time != saved.create_time
+
+
+def _identities(record: SessionRecord) -> set[bytes]:
+    return {turn.identity for turn in record.turns}
+
+
+def _merged(
+    turns: tuple[KnownTurn, ...], more: list[KnownTurn], max_turns: int
+) -> tuple[KnownTurn, ...]:
+    merged = list(turns)
+    for turn in more:
+        _insert(merged, turn)
+    return tuple(merged[-max_turns:])
 
 
 def _is_live(lease: Lease) -> bool:
@@ -195,7 +214,6 @@ def _opened(record: SessionRecord, *, ttl: float) -> SessionRecord:
 def _with_turn(
     record: SessionRecord, lease: Lease, identity: bytes, max_turns: int
 ) -> SessionRecord:
-    turns = list(record.turns)
     turn = KnownTurn(
         identity=identity,
         token=lease.fencing_token,
@@ -206,8 +224,8 @@ def _with_turn(
         finish_time=lease.create_time,
         end_reason=_end_reason(lease),
     )
-    _insert(turns, turn)
-    return record._replace(turns=tuple(turns[-max_turns:]), turn_count=record.turn_count + 1)
+    turns = _merged(record.turns, [turn], max_turns)
+    return record._replace(turns=turns, turn_count=record.turn_count + 1)
 
 
 def _insert(turns: list[KnownTurn], turn: KnownTurn) -> None:

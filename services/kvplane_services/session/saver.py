@@ -116,7 +116,8 @@ class Saver:
         """Takes in what the store has of a session now. Raises Unavailable."""
         found = await self._table.get(name, current=True)
         if found is None:
-            self._book.adopt(name, None, 0, anew=True)
+            # Forgotten just as it was used, or lost: either way it is written anew.
+            self._book.lose(name)
         else:
             self._book.adopt(name, found.value, found.revision, anew=True)
 

@@ -283,6 +283,30 @@ async def test_a_store_that_lost_its_data() -> None:
         assert (crowd.count(), crowd.count("ended")) == (2, 1)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_call_right_after_the_store_lost_its_data(first: int) -> None:
+    """It is carried out on what was known, before anybody has heard of the loss."""
+    crowd = Registries()
+    async with crowd.running("a", "b") as replicas:
+        await crowd.hear(upserted(lease(1)), upserted(lease(2)), upserted(lease(3, "t")), SYNCED)
+        await replicas[0].registry.touch(key_of(), 300.0)
+        await replicas[0].registry.touch(key_of("t"), 300.0)
+        await crowd.settle()
+
+        crowd.shared.lose_everything()
+        session = await replicas[first].registry.update(key_of(), final_turn=True)
+        await replicas[first].registry.end(key_of("t"))
+        await crowd.hear(upserted(lease(2, tokens=65)), upserted(lease(4, "u")))
+        await crowd.advance(15)
+
+        assert (session.hints, session.turn_count) == (SessionHints(final_turn=True), 2)
+        for replica in replicas:
+            assert replica.session().hints == SessionHints(final_turn=True)
+            assert replica.session().turn_count == 2
+            assert (replica.state("t"), replica.session("t").turn_count) == (SessionState.ENDED, 1)
+        assert (crowd.count(), crowd.count("t"), crowd.count("u")) == (2, 1, 1)
+
+
 async def test_a_plane_that_starts_again_on_its_store() -> None:
     """Histories, hints and idle times are there again; a lease that is gone for good is over."""
     crowd = Registries()
