@@ -18,7 +18,10 @@ async def run_router(settings: RouterSettings, *, clock: Clock) -> None:
         OSError: The address is taken.
 
     """
-    async with until_stopped() as stopped, plane_of(settings.peers, clock=clock) as plane:
+    async with (
+        until_stopped(delay=settings.stop.delay, clock=clock) as stop,
+        plane_of(settings.peers, clock=clock) as plane,
+    ):
         router = router_part(
             settings.router,
             engines=engine_feed(plane, clock=clock),
@@ -28,5 +31,5 @@ async def run_router(settings: RouterSettings, *, clock: Clock) -> None:
         )
         server = grpc_server(settings.grpc)
         router.add_to(server)
-        async with background(*router.loops()), serving_grpc(server, settings.grpc):
-            await stopped.wait()
+        async with background(*router.loops()), serving_grpc(server, settings.grpc, stop=stop):
+            await stop.due.wait()
