@@ -12,6 +12,7 @@ from tests.support.lease_promises import Promise, Promises
 from tests.support.state_plane import by_retention
 
 CONFIG = LeaseConfig(remember_ended=256.0)
+_GIVEN_UP = (EndReason.RELEASED, EndReason.SUPERSEDED)
 
 
 class LargestToken:
@@ -70,6 +71,9 @@ class CheckedAnswers:
             if promise.new:
                 self.largest_token.grow(promise.token)
             self.promises.grant(promise)
+            if promise.before is not None and promise.before.ended in _GIVEN_UP:
+                # Whoever gave the blocks up has not been heard yet.
+                self.promises.release(promise, promise.before.ended)
         self._take_in_news(engine, report)
         if report.full:
             self._end_absent(engine, report)
@@ -115,15 +119,17 @@ class CheckedAnswers:
         assert retention.retention_id in directives, "a retention without an answer"
         now, directive = self.now(), directives[retention.retention_id]
         assert directive.lease not in self.promises.all, "a lease came back to life"
-        new = not retention.lease or retention.lease in self.promises.all
-        if not new:
-            # A lease of an earlier life of the plane is taken up as it was.
-            told = (directive.lease, directive.fencing_token)
-            assert told == (retention.lease, retention.fencing_token)
+        before = self.promises.all.get(retention.lease)
+        if retention.lease:
+            # One turn of its session as before: nothing that is older gets before it.
+            assert directive.fencing_token == retention.fencing_token
+            # A lease of an earlier life of the plane is taken up, one that ended is not.
+            assert (directive.lease == retention.lease) == (before is None)
         promise = Promise(
             name=directive.lease,
             token=directive.fencing_token,
-            new=new,
+            new=not retention.lease,
+            before=before,
             engine_id=engine.engine_id,
             epoch=engine.epoch,
             retention_id=retention.retention_id,

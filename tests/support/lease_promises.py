@@ -23,8 +23,10 @@ class Promise:
     blocks: int
     deadline: float
     used_at: float
-    # False if it was taken up from an earlier life of the plane.
+    # False if its token is that of an earlier lease on the same retention, ...
     new: bool = True
+    # ... which is known if it has ended in this life of the plane.
+    before: "Promise | None" = None
     fixed: bool = False
     reads: int = 0
     renewed_at: float = 0.0

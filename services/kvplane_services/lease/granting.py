@@ -1,16 +1,21 @@
-"""Gives reported retentions their leases: new ones, or those that they had in an earlier life."""
+"""Gives reported retentions their leases: new ones, or those that they had in an earlier life.
+
+A retention that had a lease keeps its token, also where the lease has ended meanwhile and it gets
+another: tokens tell which of a session's turns is the newest.
+"""
 
 from collections.abc import Iterable
 
 from kvplane_services.clock import Clock, within
 from kvplane_services.engine.model import Engine
-from kvplane_services.errors import Unavailable
+from kvplane_services.errors import StoreRefused, Unavailable
 from kvplane_services.lease.awaited import Awaited
 from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.elsewhere import ElsewhereLeases
 from kvplane_services.lease.grants import lease_id_for, lease_id_of
 from kvplane_services.lease.ledger import Ledger
-from kvplane_services.lease.model import Lease
+from kvplane_services.lease.model import EndReason, Lease
+from kvplane_services.lease.record import Record
 from kvplane_services.lease.reports import RetentionReport
 from kvplane_services.lease.tokens import Drawn, TokenIssuer
 from kvplane_services.store.ports import Store
@@ -53,7 +58,7 @@ class Granting:
             return None
         try:
             return await within(self._issuer.draw(count), _MOMENT, clock=self._clock)
-        except (TimeoutError, Unavailable):
+        except (TimeoutError, Unavailable, StoreRefused):
             return None
 
     def grant(self, engine: Engine, awaited: Iterable[Awaited], drawn: Drawn) -> None:
@@ -66,12 +71,17 @@ class Granting:
                 self._issuer.note(one.retention.fencing_token)
                 token = max(token, one.retention.fencing_token + 1)
         for one, adopted in ids:
+            retention = one.retention
             if adopted is not None and not self.knows(adopted):
-                self._enter(engine, one, adopted, one.retention.fencing_token)
+                self._enter(engine, one, adopted, retention.fencing_token)
                 continue
             lease_id = lease_id_for(
-                engine.engine_id, engine.epoch, one.retention.retention_id, taken=self.knows
+                engine.engine_id, engine.epoch, retention.retention_id, taken=self.knows
             )
+            before = self._ended_before(engine, retention)
+            if before is not None:
+                self._go_on(before, self._enter(engine, one, lease_id, before.fencing_token))
+                continue
             self._issuer.note(token)
             self._enter(engine, one, lease_id, token)
             token += 1
@@ -83,7 +93,33 @@ class Granting:
             return None
         return lease_id if drawn.may_adopt(retention.fencing_token) else None
 
-    def _enter(self, engine: Engine, awaited: Awaited, lease_id: str, token: int) -> None:
+    def _ended_before(self, engine: Engine, retention: RetentionReport) -> Lease | None:
+        """The ended lease under which the engine has held this very retention until now.
+
+        It ended without the engine's word: its registration was lost, or its news.
+        """
+        lease_id = lease_id_of(retention.lease)
+        if lease_id is None:
+            return None
+        ended = self._ledger.find_ended(lease_id) or self._elsewhere.find_ended(lease_id)
+        if ended is None or (ended.engine_id, ended.retention_id, ended.fencing_token) != (
+            engine.engine_id,
+            retention.retention_id,
+            retention.fencing_token,
+        ):
+            return None
+        return ended
+
+    def _go_on(self, before: Lease, record: Record) -> None:
+        """A lease with the token of one that ended keeps its place, and its way out.
+
+        With a new token the blocks of an older turn would supersede those of a newer one, and
+        what somebody gave up would be back.
+        """
+        if before.end_reason in (EndReason.RELEASED, EndReason.SUPERSEDED):
+            self._ledger.release(record, before.end_reason)
+
+    def _enter(self, engine: Engine, awaited: Awaited, lease_id: str, token: int) -> Record:
         retention = awaited.retention
         record = self._ledger.grant(
             Lease(
@@ -106,3 +142,4 @@ class Granting:
         )
         remaining = min(retention.remaining, self._config.max_fixed_ttl)
         self._ledger.hold_until(record, awaited.reported_at + remaining)
+        return record

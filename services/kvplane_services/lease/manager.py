@@ -11,8 +11,9 @@ of a lease what is written, take claims on it, and may write that it is to be re
 Promised:
 - A renewal never shortens a lease, and a lease is called expired here only after its engine's
   own deadline has passed, by a grace.
-- Every grant has a larger fencing token than all before it; another token than the live one,
-  and another epoch than the current one, are refused.
+- Every retention gets a larger fencing token than all before it, and keeps it while its engine
+  holds it, whatever becomes of leases; another token than the live one, and another epoch than the
+  current one, are refused.
 - Of a session's leases the one with the largest token stays, on whatever engine; each home
   releases its own older ones, once.
 - An ended lease says why, once, and for a while afterwards.

@@ -54,7 +54,7 @@ async def test_of_adopted_leases_the_newest_stays(plane: StatePlane) -> None:
 
 
 async def test_an_ended_lease_is_not_adopted(plane: StatePlane) -> None:
-    """A name that said why it ended does not come back to life; the blocks get a new lease."""
+    """A name that said why it ended does not come back to life; the blocks get another lease."""
     engine = await plane.register()
     lease = await plane.held_lease(engine, full(retention_of()))
     await plane.report(engine, EngineReport(ended=(("r1", EndReason.RECLAIMED),)))
@@ -63,8 +63,38 @@ async def test_an_ended_lease_is_not_adopted(plane: StatePlane) -> None:
     answer = await plane.report(engine, held(reported))
 
     assert answer.directives[0].lease != lease.name
-    assert answer.directives[0].fencing_token > lease.fencing_token
+    assert answer.directives[0].fencing_token == lease.fencing_token
     assert plane.manager.get(lease.name).state is LeaseState.ENDED
+
+
+async def test_an_engine_that_comes_back_leaves_newer_turns_alone(plane: StatePlane) -> None:
+    """What it still holds of a session is older than what another engine got meanwhile."""
+    first, second = await plane.register(engine_of("d0")), await plane.register(engine_of("d1"))
+    older = await plane.held_lease(first, full(retention_of("r1")))
+    await plane.directory.deregister("d0", first.epoch)
+    await plane.manager.observe_gone("d0")
+    newer = await plane.held_lease(second, full(retention_of("r2")))
+    assert plane.manager.get(older.name).end_reason is EndReason.ENGINE_LOST
+
+    first = await plane.register(first)
+    reported = retention_of("r1", lease=older.name, fencing_token=older.fencing_token)
+    answer = await plane.report(first, full(reported))
+
+    assert by_retention(answer)["r1"].release is EndReason.SUPERSEDED
+    assert plane.manager.get(newer.name).state is LeaseState.ACTIVE
+
+
+async def test_what_was_given_up_does_not_come_back_with_its_engine(plane: StatePlane) -> None:
+    """A release that the engine has not heard of is told when it registers again."""
+    engine = await plane.register()
+    lease = await plane.held_lease(engine, full(retention_of()))
+    await plane.manager.release(lease.name, lease.fencing_token)
+    engine = await plane.register(engine)
+    reported = retention_of(lease=lease.name, fencing_token=lease.fencing_token)
+
+    answer = await plane.report(engine, full(reported))
+
+    assert by_retention(answer)["r1"].release is EndReason.RELEASED
 
 
 async def test_a_lease_of_another_engine_is_not_adopted(plane: StatePlane) -> None:

@@ -243,7 +243,7 @@ class Lease(_message.Message):
     decision_id: _builtins.str
     """Optional. The decision that routed the turn."""
     fencing_token: _builtins.int
-    """Output only. Larger for every grant; send it with every use of the lease."""
+    """Output only. Larger for every new retention; send it with every use of the lease."""
     state: Global___Lease.State.ValueType
     """Output only."""
     tokens: _builtins.int

@@ -32,8 +32,9 @@ class LeaseServiceStub(object):
     - Without memory pressure a retention stays for at least its TTL after the last
     renewal that its engine received. Then the engine frees it, with or without
     this service.
-    - Every grant has a larger fencing token than the one before; renewals and
-    releases with another token than the live one are refused.
+    - Every retention gets a larger fencing token than those before it, and keeps it
+    where another lease takes the place of one that ended while its engine was
+    away; renewals and releases with another token than the live one are refused.
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
@@ -100,8 +101,9 @@ class LeaseServiceServicer(object):
     - Without memory pressure a retention stays for at least its TTL after the last
     renewal that its engine received. Then the engine frees it, with or without
     this service.
-    - Every grant has a larger fencing token than the one before; renewals and
-    releases with another token than the live one are refused.
+    - Every retention gets a larger fencing token than those before it, and keeps it
+    where another lease takes the place of one that ended while its engine was
+    away; renewals and releases with another token than the live one are refused.
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
@@ -235,8 +237,9 @@ class LeaseService(object):
     - Without memory pressure a retention stays for at least its TTL after the last
     renewal that its engine received. Then the engine frees it, with or without
     this service.
-    - Every grant has a larger fencing token than the one before; renewals and
-    releases with another token than the live one are refused.
+    - Every retention gets a larger fencing token than those before it, and keeps it
+    where another lease takes the place of one that ended while its engine was
+    away; renewals and releases with another token than the live one are refused.
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:

@@ -33,8 +33,9 @@ class LeaseServiceStub:
     - Without memory pressure a retention stays for at least its TTL after the last
       renewal that its engine received. Then the engine frees it, with or without
       this service.
-    - Every grant has a larger fencing token than the one before; renewals and
-      releases with another token than the live one are refused.
+    - Every retention gets a larger fencing token than those before it, and keeps it
+      where another lease takes the place of one that ended while its engine was
+      away; renewals and releases with another token than the live one are refused.
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
@@ -98,8 +99,9 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     - Without memory pressure a retention stays for at least its TTL after the last
       renewal that its engine received. Then the engine frees it, with or without
       this service.
-    - Every grant has a larger fencing token than the one before; renewals and
-      releases with another token than the live one are refused.
+    - Every retention gets a larger fencing token than those before it, and keeps it
+      where another lease takes the place of one that ended while its engine was
+      away; renewals and releases with another token than the live one are refused.
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
@@ -159,8 +161,9 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
     - Without memory pressure a retention stays for at least its TTL after the last
       renewal that its engine received. Then the engine frees it, with or without
       this service.
-    - Every grant has a larger fencing token than the one before; renewals and
-      releases with another token than the live one are refused.
+    - Every retention gets a larger fencing token than those before it, and keeps it
+      where another lease takes the place of one that ended while its engine was
+      away; renewals and releases with another token than the live one are refused.
     - A lease ends once, and says why for as long as it is remembered.
 
     What is not promised:
