@@ -21,6 +21,9 @@ from kvplane_services.session.wishes import Wishes
 
 _UNSEEN = SessionRecord()
 
+# Places that forgotten sessions may take beyond what is worth the work of tidying up.
+_SLACK = 1024
+
 
 @dataclass(slots=True)
 class Unsaved:
@@ -224,6 +227,7 @@ class SessionBook:
 
         Each is given out again a while later, unless it is gone by then.
         """
+        self._tidy()
         now = self._clock.now()
         while (found := self._due.take(until=int(now))) is not None:
             second, entry = found
@@ -308,6 +312,19 @@ class SessionBook:
         if not entry.due or second < entry.due:
             entry.due = second
             self._due.add(second, entry)
+
+    def _tidy(self) -> None:
+        """Lets go of forgotten sessions that still wait for a far-off time."""
+        enough = 2 * len(self._entries) + _SLACK
+        if len(self._due) <= enough and len(self._aged) <= enough:
+            return
+        self._due, self._aged = Seconds(), Seconds()
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.used_at):
+            due, entry.due, entry.aged = entry.due, 0, 0
+            if due:
+                self._wait(entry, due)
+            if not entry.lease_id:
+                self._age(entry)
 
     def _age(self, entry: Entry) -> None:
         entry.aged = int(entry.used_at)

@@ -19,9 +19,15 @@ class Seconds(Generic[T]):
         # The earliest second's things, last one first.
         self._second = 0
         self._taken: list[T] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Places taken, those of things that are not meant any more included."""
+        return self._count
 
     def add(self, second: int, thing: T) -> None:
         """Puts a thing in. Its second is no earlier than those that were taken out."""
+        self._count += 1
         if second in self._lists:
             self._lists[second].append(thing)
             return
@@ -36,4 +42,5 @@ class Seconds(Generic[T]):
             self._second = heapq.heappop(self._order)
             self._taken = self._lists.pop(self._second)
             self._taken.reverse()
+        self._count -= 1
         return self._second, self._taken.pop()
