@@ -12,6 +12,8 @@ from kvplane_services.bench.load_engine import BenchError
 from kvplane_services.clock import Clock
 from kvplane_services.main.process import background
 
+_PATIENCE = 60.0
+
 
 class LagProbe:
     """Notes when retentions were sent and when a watch showed their leases.
@@ -62,10 +64,24 @@ async def lag_probe(replica: str, *, knows: str, clock: Clock) -> AsyncGenerator
     async with grpc.aio.insecure_channel(replica) as channel:
         stub: Any = lease_pb2_grpc.LeaseServiceStub(channel)
         try:
-            await stub.GetLease(pb.GetLeaseRequest(name=knows), wait_for_ready=True, timeout=60)
+            await _until_known(stub, knows, clock=clock)
             page = await stub.ListLeases(pb.ListLeasesRequest(page_size=1), timeout=60)
         except grpc.aio.AioRpcError as error:
             raise BenchError(f"the replica at {replica}: {error.details()}") from error
         probe = LagProbe(stub=stub, clock=clock)
         async with background(probe.follow(page.revision)):
             yield probe
+
+
+async def _until_known(stub: Any, lease: str, *, clock: Clock) -> None:
+    """Waits until a replica has a lease; what it was granted with may be on its way still."""
+    deadline = clock.now() + _PATIENCE
+    while True:
+        try:
+            await stub.GetLease(pb.GetLeaseRequest(name=lease), wait_for_ready=True, timeout=60)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND or clock.now() > deadline:
+                raise
+            await clock.sleep(0.1)
+        else:
+            return

@@ -3,7 +3,8 @@
 import asyncio
 import bisect
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import aclosing
 from typing import Generic, TypeVar
 
 from kvplane_services.clock import Clock, wait_set
@@ -12,6 +13,13 @@ from kvplane_services.store.early import Early, EarlyValues
 from kvplane_services.store.ports import Event, Removed, Snapshot, Synced, Upserted, Versioned
 
 T = TypeVar("T")
+
+# Events that a reader is told before other tasks get their turn: nobody else would, where a reader
+# takes in many at once.
+_CHUNK = 256
+# Part of a large table's size that its log may have: who reads all of it takes a while, and then
+# needs what changed meanwhile.
+_LOG_SHARE = 4
 
 
 class TableCopy(Generic[T]):
@@ -26,7 +34,8 @@ class TableCopy(Generic[T]):
     Args:
         revision: Revision of the store when the copy begins: nothing before it is held.
         clock: Times bookmarks.
-        backlog: Events held for readers; one that falls behind by more is cut.
+        backlog: Events held for readers, or a quarter of what the table holds if that is more; a
+            reader that falls behind by more is cut.
         bookmark_interval: Seconds between bookmarks on a watch.
         patience: Seconds that a watch waits for a revision that the copy has not reached yet,
             such as one that another replica told its reader.
@@ -48,7 +57,8 @@ class TableCopy(Generic[T]):
         self._items: dict[str, Versioned[T]] = {}
         self._early: EarlyValues[T] = EarlyValues()
         self._revision = self._started = revision
-        self._log: deque[Upserted[T] | Removed] = deque(maxlen=backlog)
+        self._backlog = backlog
+        self._log: deque[Upserted[T] | Removed] = deque()
         self._logged = 0
         self._compacted = revision
         # Rises when the copy starts over: readers of before are cut.
@@ -180,6 +190,15 @@ class TableCopy(Generic[T]):
 
     async def watch(self, *, after: int = 0) -> AsyncIterator[Event[T]]:
         """See `kvplane_services.store.ports.Table.watch`."""
+        async with aclosing(self._events(after)) as events:
+            told = 0
+            async for event in events:
+                yield event
+                told += 1
+                if told % _CHUNK == 0:
+                    await self._clock.sleep(0)
+
+    async def _events(self, after: int) -> AsyncGenerator[Event[T]]:
         wake = asyncio.Event()
         self._readers.add(wake)
         try:
@@ -220,9 +239,9 @@ class TableCopy(Generic[T]):
             self._readers.discard(wake)
 
     def _append(self, event: Upserted[T] | Removed) -> None:
-        if len(self._log) == self._log.maxlen:
-            self._compacted = self._log[0].revision
         self._log.append(event)
+        while len(self._log) > max(self._backlog, len(self._items) // _LOG_SHARE):
+            self._compacted = self._log.popleft().revision
         self._logged += 1
         self._revision = max(self._revision, event.revision)
         self._wake()

@@ -118,6 +118,8 @@ class Mirror:
                 return  # Another etcd than the one that was listed: see what it has.
             backoff.reset()
             self._take(batch)
+            # Readers get their turn even where batches come faster than they are taken in.
+            await self._clock.sleep(0)
         raise Unavailable("etcd ended the watch", retry_after=1.0)
 
     def _take(self, batch: WatchBatch) -> None:
