@@ -16,9 +16,11 @@ from kvplane_services.engine.model import Engine, EngineLoad
 from kvplane_services.lease.model import EndReason
 from kvplane_services.lease.reports import EngineReport
 from tests.support.checked_plane import CheckedPlane
-from tests.support.effort import effort
+from tests.support.effort import TIMEOUT, effort
 from tests.support.engine_model import EngineModel
 from tests.support.state_values import full, retention_of, stock_engine
+
+pytestmark = TIMEOUT
 
 T = TypeVar("T")
 
@@ -285,5 +287,5 @@ class LeaseProperties(RuleBasedStateMachine):
             self.replaced.append(engine)
 
 
-LeaseProperties.TestCase.settings = effort(max_examples=80, stateful_step_count=50)
+LeaseProperties.TestCase.settings = effort(max_examples=60, stateful_step_count=50)
 TestLeaseProperties = LeaseProperties.TestCase

@@ -19,10 +19,12 @@ from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.model import EndReason, Lease, LeaseState, RenewalOutcome
 from kvplane_services.lease.ports import LeaseRenewal
 from kvplane_services.store.paging import PageRequest
-from tests.support.effort import effort
+from tests.support.effort import TIMEOUT, effort
 from tests.support.engine_model import EngineModel
 from tests.support.lease_history import LeaseHistory
 from tests.support.state_plane import Replicas, StatePlane
+
+pytestmark = TIMEOUT
 
 T = TypeVar("T")
 
