@@ -72,7 +72,7 @@ def list_leases(
     if output is Output.JSON:
         print_json_list("leases", found)
     else:
-        print_table(_COLUMNS, map(_row, found), empty="no leases")
+        print_table(_COLUMNS, map(row_of, found), empty="no leases")
 
 
 def get(
@@ -144,7 +144,8 @@ _COLUMNS = (
 )
 
 
-def _row(lease: "lease_pb2.Lease") -> tuple[str, ...]:
+def row_of(lease: "lease_pb2.Lease") -> tuple[str, ...]:
+    """What a table says of a lease."""
     return (
         lease.name,
         lease.session,
@@ -155,7 +156,7 @@ def _row(lease: "lease_pb2.Lease") -> tuple[str, ...]:
         str(lease.reads),
         duration_text(lease.ttl),
         until_text(lease.expire_time, clock=SystemClock()),
-        ", ".join(f"{one.holder} {duration_text(one.remaining)}" for one in lease.claims),
+        ", ".join(map(_claim, lease.claims)),
     )
 
 
@@ -165,12 +166,22 @@ def _state(lease: "lease_pb2.Lease") -> str:
     state = enum_text(lease_pb2.Lease.State, lease.state)
     if lease.state == lease_pb2.Lease.STATE_ENDED:
         return f"{state} ({enum_text(lease_pb2.EndReason, lease.end_reason)})"
+    if lease.release_reason:
+        return f"{state} ({enum_text(lease_pb2.EndReason, lease.release_reason)})"
     return state
+
+
+def _claim(claim: "lease_pb2.LeaseClaim") -> str:
+    # One at another replica says nothing of its time.
+    left = f" {duration_text(claim.remaining)}" if claim.HasField("remaining") else ""
+    return claim.holder + left
 
 
 def _print(lease: "lease_pb2.Lease") -> None:
     digests = lease.handle.digests
-    fields = [(column.lower(), value) for column, value in zip(_COLUMNS, _row(lease), strict=True)]
+    fields = [
+        (column.lower(), value) for column, value in zip(_COLUMNS, row_of(lease), strict=True)
+    ]
     fields += [
         ("fencing token", str(lease.fencing_token)),
         ("engine epoch", str(lease.engine_epoch)),

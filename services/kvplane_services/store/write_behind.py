@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvplane_services.clock import Clock, jittered, wait_set
-from kvplane_services.errors import Unavailable
+from kvplane_services.errors import StoreRefused, Unavailable
 
 _log = logging.getLogger(__name__)
+
+# Between attempts at a store that refuses this process until somebody acts, in seconds.
+_REFUSED_WAIT = 5.0
 
 
 class Unwritten(Protocol):
@@ -101,11 +104,11 @@ class WriteBehind:
         """Seconds to wait before the next attempt, 0 if none is needed."""
         try:
             await self._journal.flush()
-        except Unavailable as error:
+        except (Unavailable, StoreRefused) as error:
             if not self._away:
                 _log.warning("changes of %s wait for the store: %s", self._what, error.message)
             self._away = True
-            return error.retry_after
+            return error.retry_after if isinstance(error, Unavailable) else _REFUSED_WAIT
         if self._away:
             _log.info("changes of %s are written again", self._what)
         self._away = False

@@ -2,6 +2,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
+from kvplane_services.errors import StoreRefused
 from kvplane_services.store.journal import Journal
 from kvplane_services.store.write_behind import WriteBehind
 from tests.support.clock import FakeClock
@@ -116,3 +119,21 @@ async def test_a_write_that_fails_is_not_waited_for() -> None:
         writer.journal.put("a", "1")
 
         assert await writer.settled_after(0)
+
+
+async def test_a_store_that_refuses_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password that is put right needs no restart."""
+    writer = Writer()
+
+    async def refuse(*_: object, **__: object) -> int:
+        raise StoreRefused("the password is wrong")
+
+    async with writer.running():
+        with monkeypatch.context() as patched:
+            patched.setattr(writer.table, "commit", refuse)
+            writer.journal.put("a", "1")
+            assert await writer.settled_after(0)
+
+        await writer.clock.advance(10)
+
+        assert await writer.table.get("a") is not None
