@@ -5,63 +5,20 @@ what anybody wrote comes back from the store, and what waits is then taken in an
 """
 
 import datetime as dt
-import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 
 from kvplane_services.clock import Clock
 from kvplane_services.session.config import SessionConfig
+from kvplane_services.session.entry import Entry, Unsaved
 from kvplane_services.session.history import News, Taken, joined, take
+from kvplane_services.session.idle import IdleSessions
 from kvplane_services.session.model import Session
 from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
-from kvplane_services.session.seconds import Seconds
 from kvplane_services.session.view import shown
 from kvplane_services.session.wishes import Wishes
 
 _UNSEEN = SessionRecord()
-
-# Places that forgotten sessions may take beyond what is worth the work of tidying up.
-_SLACK = 1024
-
-
-@dataclass(slots=True)
-class Unsaved:
-    """What the store does not have yet of a session.
-
-    Attributes:
-        since: When it came, on the monotonic clock.
-        record: The session with it.
-        news: The latest of each lease that is not in the store's record.
-        lost: What the store had before it lost it.
-
-    """
-
-    since: float
-    record: SessionRecord
-    news: dict[str, News] = field(default_factory=dict)
-    lost: SessionRecord | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A session, in few bytes: there may be a million.
-
-    `packed` and `revision` are the store's, None and 0 while it has nothing. `used_at` is the
-    monotonic time of the last change; `due` and `aged` are the seconds under which the entry
-    waits to be forgotten, and to make room, 0 for none.
-    """
-
-    name: str
-    packed: PackedRecord | None = None
-    revision: int = 0
-    unsaved: Unsaved | None = None
-    lease_id: str = ""
-    engine_id: str = ""
-    deleted: bool = False
-    used_at: float = 0.0
-    due: int = 0
-    aged: int = 0
 
 
 class SessionBook:
@@ -79,9 +36,12 @@ class SessionBook:
         self._unsaved: dict[str, Entry] = {}
         # Revisions of forgotten sessions, of which the table may still be about to tell.
         self._forgotten: dict[str, int] = {}
-        # Sessions without a lease, by when they are due to be forgotten, and by their last use.
-        self._due: Seconds[Entry] = Seconds()
-        self._aged: Seconds[Entry] = Seconds()
+        self._idle = IdleSessions(
+            entries=self._entries,
+            ttl_of=lambda entry: self.record_of(entry).ttl,
+            again=config.min_ttl,
+            clock=clock,
+        )
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -223,40 +183,12 @@ class SessionBook:
     # -- What is to be forgotten -------------------------------------------------------------
 
     def due(self) -> Iterator[Entry]:
-        """Sessions without a lease that were not used for their idle time.
-
-        Each is given out again a while later, unless it is gone by then.
-        """
-        self._tidy()
-        now = self._clock.now()
-        while (found := self._due.take(until=int(now))) is not None:
-            second, entry = found
-            if entry.due != second or self._entries.get(entry.name) is not entry:
-                continue
-            entry.due = 0
-            if entry.lease_id:
-                continue
-            due_at = entry.used_at + self.record_of(entry).ttl
-            if due_at > now:
-                self._wait(entry, due_at)
-            else:
-                self._wait(entry, now + self._config.min_ttl)
-                yield entry
+        """See `IdleSessions.due`."""
+        return self._idle.due()
 
     def oldest(self) -> Entry | None:
-        """The session without a lease that was not used for longest, if there is any."""
-        while (found := self._aged.take()) is not None:
-            second, entry = found
-            if entry.aged != second or self._entries.get(entry.name) is not entry:
-                continue
-            entry.aged = 0
-            if entry.lease_id:
-                continue
-            if int(entry.used_at) > second:
-                self._age(entry)
-                continue
-            return entry
-        return None
+        """See `IdleSessions.oldest`."""
+        return self._idle.oldest()
 
     # -- Steps -------------------------------------------------------------------------------
 
@@ -303,29 +235,4 @@ class SessionBook:
         entry.used_at = now
         self._wishes.see(entry.name, record, now)
         if not entry.lease_id:
-            self._wait(entry, now + record.ttl)
-            if not entry.aged:
-                self._age(entry)
-
-    def _wait(self, entry: Entry, due_at: float) -> None:
-        second = math.ceil(due_at)
-        if not entry.due or second < entry.due:
-            entry.due = second
-            self._due.add(second, entry)
-
-    def _tidy(self) -> None:
-        """Lets go of forgotten sessions that still wait for a far-off time."""
-        enough = 2 * len(self._entries) + _SLACK
-        if len(self._due) <= enough and len(self._aged) <= enough:
-            return
-        self._due, self._aged = Seconds(), Seconds()
-        for entry in sorted(self._entries.values(), key=lambda entry: entry.used_at):
-            due, entry.due, entry.aged = entry.due, 0, 0
-            if due:
-                self._wait(entry, due)
-            if not entry.lease_id:
-                self._age(entry)
-
-    def _age(self, entry: Entry) -> None:
-        entry.aged = int(entry.used_at)
-        self._aged.add(entry.aged, entry)
+            self._idle.add(entry, due_at=now + record.ttl)

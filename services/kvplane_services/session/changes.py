@@ -4,8 +4,9 @@ from collections.abc import Awaitable, Callable
 
 from kvplane_services.clock import Clock, within
 from kvplane_services.errors import Conflict, Unavailable
-from kvplane_services.session.book import Entry, SessionBook
+from kvplane_services.session.book import SessionBook
 from kvplane_services.session.config import SessionConfig
+from kvplane_services.session.entry import Entry
 from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
 from kvplane_services.session.saver import Saver
 from kvplane_services.store.ports import Table

@@ -17,14 +17,12 @@ Not promised:
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from urllib.parse import quote
 
 from kvplane_services.clock import Clock
 from kvplane_services.errors import (
     AlreadyExists,
     Conflict,
-    InvalidRequest,
     NotFound,
     Saturated,
 )
@@ -35,6 +33,7 @@ from kvplane_services.session.changes import Changes, Decide
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.feed import SessionEvents
 from kvplane_services.session.follower import LeaseFollower
+from kvplane_services.session.hints import check_keep, hinted
 from kvplane_services.session.history import deleted, ended, reborn
 from kvplane_services.session.keeper import Keeper
 from kvplane_services.session.model import Session, SessionHints, SessionKey
@@ -172,8 +171,11 @@ class SessionRegistry:
                     return record
                 raise AlreadyExists(f"{name} exists: update or touch it", session=name)
             new = reborn(record or SessionRecord(), ttl=self._config.clamp_ttl(ttl))
-            return self._hinted(
-                new._replace(request_id=request_id), hints.keep_for, final_turn=hints.final_turn
+            return hinted(
+                new._replace(request_id=request_id),
+                self._config,
+                keep_for=hints.keep_for,
+                final_turn=hints.final_turn,
             )
 
         record = await self._make(name, decide)
@@ -238,7 +240,7 @@ class SessionRegistry:
             nonlocal kept
             kept = _existing(name, record)
             self._check_etag(name, kept, etag)
-            return self._hinted(kept, keep_for, final_turn=final_turn)
+            return hinted(kept, self._config, keep_for=keep_for, final_turn=final_turn)
 
         record = await self._make(name, decide)
         if not record.hints.keep_for:
@@ -279,12 +281,12 @@ class SessionRegistry:
             Unavailable: The lease manager or the store cannot be reached.
 
         """
-        _check_keep(keep_for)
+        check_keep(keep_for)
         name = key.name
         granted = self._config.clamp_keep(keep_for)
 
         async def decide(record: SessionRecord | None) -> SessionRecord:
-            return self._hinted(_existing(name, record), granted)
+            return hinted(_existing(name, record), self._config, keep_for=granted)
 
         record = await self._make(name, decide)
         outcome = await self._claim(name)
@@ -336,20 +338,6 @@ class SessionRegistry:
         self._wishes.is_new(name)  # Claimed here and now.
         return await self._keeper.claim(name)
 
-    def _hinted(
-        self, record: SessionRecord, keep_for: float | None, *, final_turn: bool | None = None
-    ) -> SessionRecord:
-        hints, wish = record.hints, record.wish
-        if keep_for is not None:
-            _check_keep(keep_for)
-            granted = self._config.clamp_keep(keep_for) if keep_for else 0.0
-            hints, wish = replace(hints, keep_for=granted), wish + (granted > 0)
-        if final_turn is not None:
-            hints = replace(hints, final_turn=final_turn)
-            if final_turn:
-                hints = replace(hints, keep_for=0.0)
-        return record._replace(hints=hints, wish=wish)
-
     def _check_etag(self, name: str, record: SessionRecord, etag: str) -> None:
         if etag and etag != self._book.shown(name, record).etag:
             raise Conflict(
@@ -368,8 +356,3 @@ def _not_found(name: str) -> NotFound:
     return NotFound(
         f"there is no {name}: it is created by its first turn, or by CreateSession", session=name
     )
-
-
-def _check_keep(keep_for: float) -> None:
-    if keep_for < 0:
-        raise InvalidRequest("keep_for must not be negative", field="hints.keep_for")

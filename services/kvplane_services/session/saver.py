@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from kvplane_services.clock import Clock, jittered
 from kvplane_services.errors import Conflict, Unavailable
-from kvplane_services.session.book import Entry, SessionBook
+from kvplane_services.session.book import SessionBook
 from kvplane_services.session.config import SessionConfig
+from kvplane_services.session.entry import Entry
 from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
 from kvplane_services.session.shares import Shares
 from kvplane_services.store.ports import MAX_CHANGES, Delete, Put, Table

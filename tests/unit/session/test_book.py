@@ -3,8 +3,9 @@
 import gc
 
 from kvplane_services.adapters.session_records import SessionCodec
-from kvplane_services.session.book import Entry, SessionBook
+from kvplane_services.session.book import SessionBook
 from kvplane_services.session.config import SessionConfig
+from kvplane_services.session.entry import Entry
 from kvplane_services.session.history import reborn
 from kvplane_services.session.record import SessionRecord
 from kvplane_services.session.seconds import Seconds
