@@ -17,6 +17,10 @@ from kvplane_services.session.config import SessionConfig
         {"sweep_interval": 0.0},
         {"max_sessions": 0},
         {"max_turns": 0},
+        {"lost_grace": -1.0},
+        {"save_patience": -1.0},
+        {"remember_deleted": -1.0},
+        {"store_wait": 0.0},
     ],
 )
 def test_values_that_do_not_fit_together(values: dict[str, Any]) -> None:
