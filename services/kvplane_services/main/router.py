@@ -9,6 +9,9 @@ from kvplane_services.main.peers import plane_of
 from kvplane_services.main.process import background, until_stopped
 from kvplane_services.settings import RouterSettings
 
+# Seconds that a lease manager may take to tell all that it knows; a router serves without it then.
+_PATIENCE = 5.0
+
 
 async def run_router(settings: RouterSettings, *, clock: Clock) -> None:
     """Runs until a signal asks to stop.
@@ -31,5 +34,8 @@ async def run_router(settings: RouterSettings, *, clock: Clock) -> None:
         )
         server = grpc_server(settings.grpc)
         router.add_to(server)
-        async with background(*router.loops()), serving_grpc(server, settings.grpc, stop=stop):
-            await stop.due.wait()
+        async with background(*router.loops()):
+            # One of several routers is not asked before it knows what the others know.
+            await router.view.wait_synced(_PATIENCE)
+            async with serving_grpc(server, settings.grpc, stop=stop):
+                await stop.due.wait()

@@ -57,6 +57,7 @@ class RouterView:
         self._on_retained: Callable[[str], None] = lambda _: None
         self._models: Remembered[str, None] = Remembered(memory)
         self._grace = grace
+        self._synced = asyncio.Event()
         self._settled_at: float | None = None
 
     async def run(self, *, engines: Feed[Engine], leases: Feed[Lease]) -> None:
@@ -82,6 +83,10 @@ class RouterView:
         """Whether the full state has been seen once."""
         return self._engines.synced and self._leases.synced
 
+    async def wait_synced(self, seconds: float) -> bool:
+        """Waits until the full state has been seen once; False if it is not."""
+        return await wait_set(self._synced, seconds, clock=self._clock)
+
     @property
     def settling(self) -> bool:
         """Whether engines of before a restart may not have registered again yet."""
@@ -94,6 +99,7 @@ class RouterView:
     def apply_engine(self, event: Event[Engine]) -> None:
         """Takes an engine's change in."""
         before, after = self._engines.apply(event, self._clock.now())
+        self._note_synced()
         if self._settled_at is None and self._engines.synced:
             self._settled_at = self._clock.now() + self._grace
         if before is not None:
@@ -107,6 +113,7 @@ class RouterView:
     def apply_lease(self, event: Event[Lease]) -> None:
         """Takes a lease's change in, and wakes decisions that wait for it."""
         before, after = self._leases.apply(event, self._clock.now())
+        self._note_synced()
         if before is not None and before.state is LeaseState.ACTIVE:
             self._unindex(before)
         if after is not None and after.state is LeaseState.ACTIVE:
@@ -229,6 +236,10 @@ class RouterView:
             if not waiting:
                 self._waiting.pop(decision_id, None)
         return self.was_retained(decision_id)
+
+    def _note_synced(self) -> None:
+        if self.synced:
+            self._synced.set()
 
     def _drop_engine(self, engine: Engine) -> None:
         self._engine_by_name.pop(engine.name, None)

