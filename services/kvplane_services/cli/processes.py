@@ -40,9 +40,11 @@ def run_process(
     import asyncio
 
     from kvplane_services.clock import SystemClock
+    from kvplane_services.main.garbage import look_for_garbage_seldom
     from kvplane_services.main.logs import set_up_logs
     from kvplane_services.settings import load
 
     settings = load(kind, file=config, flags=flags)
     set_up_logs(settings.log)
+    look_for_garbage_seldom()
     asyncio.run(process(settings, clock=SystemClock()))
