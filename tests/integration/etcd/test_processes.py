@@ -16,6 +16,8 @@ from tests.support.certificates import Authority, ServerTls
 from tests.support.etcd import EtcdNode, etcd_folder, free_port, running_node
 
 USER, PASSWORD = "plane", "a long secret"
+# Names of stores: the project's own client of etcd, and the package etcd3.
+CLIENTS = ("etcd", "etcd3")
 PROCESSES = ("up", "leases", "registry")
 
 
@@ -90,18 +92,20 @@ async def refusal(*given: str) -> str:
 # -- What works ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("process", PROCESSES)
-async def test_processes_run_on_etcd(process: str, node: EtcdNode) -> None:
+async def test_processes_run_on_etcd(process: str, client: str, node: EtcdNode) -> None:
     """Each process that keeps state starts on etcd, writes there, and ends in good order."""
-    async with running(*arguments(process, f"etcd://{node.endpoint}")) as started:
+    async with running(*arguments(process, f"{client}://{node.endpoint}")) as started:
         await started.address("gRPC")
         assert await started.end() == 0
         assert not any("Traceback" in line for line in started.lines)
 
 
-async def test_replicas_share_what_is_there(node: EtcdNode) -> None:
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_replicas_share_what_is_there(client: str, node: EtcdNode) -> None:
     """A session that one process created is there after it ended, and at another."""
-    prefix = f"etcd://{node.endpoint}?prefix=/kvplane/shared/"
+    prefix = f"{client}://{node.endpoint}?prefix=/kvplane/shared-{client}/"
     key = SessionKey("t", "m", "", "s")
     async with running(*arguments("registry", prefix)) as one:
         async with Plane(await one.address("gRPC")) as plane:

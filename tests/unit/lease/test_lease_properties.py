@@ -39,7 +39,7 @@ sessions = st.sampled_from(["a", "b", "c"])
 picks = st.integers(0, 30)
 # Whether news goes out at once: most does.
 soon = st.sampled_from([True, True, True, False])
-token_errors = st.sampled_from([0, 0, 0, -1, 1])
+token_errors = st.sampled_from([0, 0, 0, 0, -1, 1])
 turns = st.tuples(sessions, st.sampled_from([4, 4, 100, 200]), st.sampled_from([30.0, 1.0, 60.0]))
 
 
@@ -166,11 +166,11 @@ class LeaseProperties(RuleBasedStateMachine):
         pick=picks,
         holder=st.sampled_from(["x", "y"]),
         off=token_errors,
-        ttl=st.sampled_from([0.0, 1.0, 64.0, 512.0]),
-        what=st.sampled_from(["claim", "claim", "drop", "release"]),
+        ttls=st.lists(st.sampled_from([0.0, 1.0, 64.0, 512.0]), min_size=1, max_size=3),
+        what=st.sampled_from(["claim", "claim", "claim", "drop", "release"]),
     )
-    def use_lease(self, pick: int, holder: str, off: int, ttl: float, what: str) -> None:
-        """Somebody claims a lease, drops a claim or gives the lease up."""
+    def use_lease(self, pick: int, holder: str, off: int, ttls: list[float], what: str) -> None:
+        """Somebody claims a lease, perhaps again, drops a claim or gives the lease up."""
         live = list(self.plane.promises.live())
         leases = live if live and pick % 4 else list(self.plane.promises.all.values())
         if not leases:
@@ -178,7 +178,8 @@ class LeaseProperties(RuleBasedStateMachine):
         lease = leases[-1 - pick // 4 % len(leases)]
         if what == "release":
             self.wait(self.plane.release(lease, off=off))
-        else:
+            return
+        for ttl in ttls:
             self.plane.claim(lease, holder, off=off, ttl=ttl, drop=what == "drop")
 
     @rule(
