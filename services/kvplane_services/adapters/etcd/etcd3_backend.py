@@ -17,10 +17,9 @@ from kvplane_services.adapters.etcd.backend import (
 from kvplane_services.adapters.etcd.config import EtcdConfig
 from kvplane_services.adapters.etcd.etcd3_calls import PackageCalls
 from kvplane_services.adapters.etcd.etcd3_watch import watch_prefix
-from kvplane_services.adapters.etcd.grpc_failures import NotPermitted
 from kvplane_services.adapters.etcd.grpc_kv import (
-    header,
-    key_value,
+    first_header,
+    get_key,
     range_pages,
     range_prefix,
     txn_request,
@@ -70,12 +69,7 @@ class Etcd3Backend:
         """See `EtcdBackend.connect`."""
         status = await self._calls.repeat(self._calls.client.status, rpc_pb2.StatusRequest())
         check_version(status.version, target=self._config.target)
-        # The status is told to everybody, by every node. A read needs a password and a quorum.
-        try:
-            return header((await self._read(rpc_pb2.RangeRequest(key=b"\0"))).header)
-        except NotPermitted:
-            # Knows us, though this key is not ours.
-            return header(status.header)
+        return await first_header(self._read, status)
 
     async def close(self) -> None:
         """See `EtcdBackend.close`."""
@@ -83,8 +77,7 @@ class Etcd3Backend:
 
     async def get(self, key: bytes) -> tuple[Header, KeyValue | None]:
         """See `EtcdBackend.get`."""
-        answer = await self._read(rpc_pb2.RangeRequest(key=key))
-        return header(answer.header), key_value(answer.kvs[0]) if answer.kvs else None
+        return await get_key(self._read, key)
 
     async def range(self, prefix: bytes) -> RangeResult:
         """See `EtcdBackend.range`."""

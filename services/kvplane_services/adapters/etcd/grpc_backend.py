@@ -17,11 +17,10 @@ from kvplane_services.adapters.etcd.backend import (
 )
 from kvplane_services.adapters.etcd.config import EtcdConfig
 from kvplane_services.adapters.etcd.grpc_calls import NodeCalls
-from kvplane_services.adapters.etcd.grpc_failures import NotPermitted
 from kvplane_services.adapters.etcd.grpc_keepalive import keep_alive
 from kvplane_services.adapters.etcd.grpc_kv import (
-    header,
-    key_value,
+    first_header,
+    get_key,
     range_at,
     range_pages,
     range_prefix,
@@ -56,13 +55,7 @@ class GrpcBackend:
         """See `EtcdBackend.connect`."""
         status = await self._calls.repeat(_status_at, rpc_pb2.StatusRequest())
         check_version(status.version, target=self._config.target)
-        # The status is told to everybody, by every node. A read needs a password and a quorum.
-        try:
-            read = await self._read(rpc_pb2.RangeRequest(key=b"\0"))
-        except NotPermitted:
-            # Knows us, though this key is not ours.
-            return header(status.header)
-        return header(read.header)
+        return await first_header(self._read, status)
 
     async def close(self) -> None:
         """See `EtcdBackend.close`."""
@@ -70,8 +63,7 @@ class GrpcBackend:
 
     async def get(self, key: bytes) -> tuple[Header, KeyValue | None]:
         """See `EtcdBackend.get`."""
-        answer = await self._read(rpc_pb2.RangeRequest(key=key))
-        return header(answer.header), key_value(answer.kvs[0]) if answer.kvs else None
+        return await get_key(self._read, key)
 
     async def range(self, prefix: bytes) -> RangeResult:
         """See `EtcdBackend.range`."""

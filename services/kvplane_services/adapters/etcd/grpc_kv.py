@@ -13,7 +13,7 @@ from kvplane_services.adapters.etcd.backend import (
     RangeResult,
     TxnResult,
 )
-from kvplane_services.adapters.etcd.grpc_failures import HistoryGone
+from kvplane_services.adapters.etcd.grpc_failures import HistoryGone, NotPermitted
 from kvplane_services.errors import Unavailable
 from kvplane_services.etcd_api.v3 import kv_pb2, rpc_pb2, rpc_pb2_grpc
 
@@ -87,6 +87,25 @@ def txn_result(answer: rpc_pb2.TxnResponse) -> TxnResult:
         key_value(item) for response in answer.responses for item in response.response_range.kvs
     )
     return TxnResult(header(answer.header), succeeded=False, found=found)
+
+
+async def first_header(read: Read, status: rpc_pb2.StatusResponse) -> Header:
+    """Who a node is that told its status, once it has shown that it serves this client.
+
+    Every node tells its status to everybody. A read needs a password and a quorum.
+    """
+    try:
+        answer = await read(rpc_pb2.RangeRequest(key=b"\0"))
+    except NotPermitted:
+        # Knows us, though this key is not ours.
+        return header(status.header)
+    return header(answer.header)
+
+
+async def get_key(read: Read, key: bytes) -> tuple[Header, KeyValue | None]:
+    """See `EtcdBackend.get`."""
+    answer = await read(rpc_pb2.RangeRequest(key=key))
+    return header(answer.header), key_value(answer.kvs[0]) if answer.kvs else None
 
 
 async def range_prefix(read: Read, prefix: bytes) -> RangeResult:
