@@ -48,10 +48,6 @@ class ElsewhereLeases:
         vanished = self._vanished.get(lease_id)
         return vanished[0] if vanished else None
 
-    def find_seen(self, lease_id: str) -> Seen | None:
-        """The live lease of that id that the table has."""
-        return self._live.get(lease_id)
-
     def find_ended(self, lease_id: str) -> Lease | None:
         """The ended lease of that id."""
         return self._ended.get(lease_id)
