@@ -39,7 +39,7 @@ def main() -> None:
     for held in (0, 100):
         mine = ours(new_ledger(), held=held)
         for name, scheduler in (("stock", stock()), ("ours", mine)) * 2:
-            times = [timed(lambda: scheduler.build_connector_meta(OUTPUT)) for _ in range(STEPS)]  # noqa: B023
+            times = [timed(lambda: scheduler.build_connector_meta(OUTPUT)) for _ in range(STEPS)]  # noqa: B023 - called at once
             show(f"build_connector_meta, {held} retentions, {name}", times)
     show("build_connector_meta, 100 renewed in this step", steps_with_renewals())
     show(f"request_finished, {TOKENS} tokens, stock", finishes(stock(), marked=False))
@@ -62,7 +62,7 @@ def steps_with_renewals() -> list[float]:
 def finishes(scheduler: Any, *, marked: bool) -> list[float]:
     """Times of turns that finish."""
     requests = [finished_request(number, marked=marked) for number in range(TURNS)]
-    return [timed(lambda: scheduler.request_finished(one, BLOCKS)) for one in requests]  # noqa: B023
+    return [timed(lambda: scheduler.request_finished(one, BLOCKS)) for one in requests]  # noqa: B023 - called at once
 
 
 def reports() -> list[float]:

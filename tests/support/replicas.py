@@ -265,7 +265,7 @@ class Deployment:
 
 def holdings(engine: SimProcess) -> list[Holding]:
     """What a simulated engine holds for sessions."""
-    with urllib.request.urlopen(f"{engine.url}/sim/retentions", timeout=20) as answer:  # noqa: S310
+    with urllib.request.urlopen(f"{engine.url}/sim/retentions", timeout=20) as answer:  # noqa: S310 - a simulated engine here
         found: dict[str, Any] = json.load(answer)
     return [
         Holding(

@@ -16,7 +16,7 @@ _IDS = st.text(st.characters(codec="utf-8"), max_size=12)
 _TOKENS = st.integers(0, 2**62)
 _TIMES = st.none() | st.datetimes(
     dt.datetime(2020, 1, 1),  # noqa: DTZ001 - hypothesis adds the zone
-    dt.datetime(2100, 1, 1),  # noqa: DTZ001
+    dt.datetime(2100, 1, 1),  # noqa: DTZ001 - see above
     timezones=st.just(dt.UTC),
 )
 _TURNS = st.builds(
