@@ -15,35 +15,20 @@ Not promised:
   moment, and reads tell what it has seen.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import quote
 
 from kvplane_services.clock import Clock
-from kvplane_services.errors import (
-    AlreadyExists,
-    Conflict,
-    NotFound,
-    Saturated,
-)
+from kvplane_services.errors import AlreadyExists, Conflict, NotFound, Saturated
 from kvplane_services.lease.model import Lease, RenewalOutcome
 from kvplane_services.lease.ports import LeaseControl
-from kvplane_services.session.book import SessionBook
-from kvplane_services.session.changes import Changes, Decide
+from kvplane_services.session.changes import Decide
 from kvplane_services.session.config import SessionConfig
-from kvplane_services.session.feed import SessionEvents
-from kvplane_services.session.follower import LeaseFollower
 from kvplane_services.session.hints import check_keep, hinted
 from kvplane_services.session.history import deleted, ended, reborn
-from kvplane_services.session.keeper import Keeper
 from kvplane_services.session.model import Session, SessionHints, SessionKey
+from kvplane_services.session.parts import SessionParts
 from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
-from kvplane_services.session.record_follower import RecordFollower
-from kvplane_services.session.saver import Saver
-from kvplane_services.session.shares import Shares
-from kvplane_services.session.upkeep import Upkeep
-from kvplane_services.session.wishes import Wishes
-from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.members import Members
 from kvplane_services.store.paging import Page, PageRequest
 from kvplane_services.store.ports import Event, Feed, Table
@@ -79,56 +64,20 @@ class SessionRegistry:
     ) -> None:
         self._table = table
         self._clock = clock
-        self._config = config = config or SessionConfig()
-        shares = Shares(members)
-        self._wishes = wishes = Wishes()
-        self._book = book = SessionBook(codec=codec, wishes=wishes, clock=clock, config=config)
-        self._saver = saver = Saver(
+        self._config = config or SessionConfig()
+        self._parts = parts = SessionParts.of(
             table=table,
-            reachable=reachable,
-            book=book,
             codec=codec,
-            shares=shares,
-            clock=clock,
-            config=config,
-        )
-        self._keeper = keeper = Keeper(
-            control=control, book=book, wishes=wishes, shares=shares, clock=clock, config=config
-        )
-        self._changes = Changes(
-            table=table,
+            leases=leases,
+            control=control,
+            members=members,
             reachable=reachable,
-            book=book,
-            codec=codec,
-            saver=saver,
             clock=clock,
-            config=config,
+            config=self._config,
         )
-        self._records = RecordFollower(
-            records=TableFeed(table=table, clock=clock),
-            book=book,
-            saver=saver,
-            keeper=keeper,
-            wishes=wishes,
-            clock=clock,
-        )
-        self._follower = LeaseFollower(
-            leases=leases, book=book, saver=saver, keeper=keeper, clock=clock, config=config
-        )
-        self._events = SessionEvents(table=table, book=book, codec=codec, clock=clock)
+        self._book = parts.book
+        self._keeper = parts.keeper
         self._requests: RequestMemory[tuple[Session, float]] = RequestMemory()
-        self._upkeep = Upkeep(
-            book=book,
-            saver=saver,
-            keeper=keeper,
-            follower=self._follower,
-            changes=self._changes,
-            wishes=wishes,
-            shares=shares,
-            clock=clock,
-            config=config,
-        )
-        members.listen(self._upkeep.review)
 
     # -- Callers -----------------------------------------------------------------------------
 
@@ -161,7 +110,7 @@ class SessionRegistry:
         name = key.name
 
         async def decide(record: SessionRecord | None) -> SessionRecord:
-            if record is None and not self._saver.make_room():
+            if record is None and not self._parts.saver.make_room():
                 raise Saturated(
                     f"all {self._config.max_sessions} sessions have live leases",
                     retry_after=self._config.claim_interval,
@@ -266,7 +215,7 @@ class SessionRegistry:
             await self._keeper.release(name, record)
             return deleted(record, remember=self._config.remember_deleted)
 
-        await self._changes.make(name, decide)
+        await self._parts.changes.make(name, decide)
 
     async def touch(self, key: SessionKey, keep_for: float = 0.0) -> tuple[Session, float]:
         """Keeps a session's lease claimed for a while, and the leases that follow it.
@@ -312,30 +261,24 @@ class SessionRegistry:
 
     def feed(self) -> Feed[Session]:
         """All sessions by name, then every change."""
-        return self._events
+        return self._parts.events
 
     def watch(self, *, after: int = 0) -> AsyncIterator[Event[Session]]:
         """See `Table.watch`."""
-        return self._events.watch(after=after)
+        return self._parts.events.watch(after=after)
 
     async def run(self) -> None:
         """Follows leases and other replicas, and does what sessions need, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._records.run())
-            tasks.create_task(self._saver.run())
-            tasks.create_task(self._keeper.run())
-            tasks.create_task(self._upkeep.run())
-            await self._records.loaded()
-            tasks.create_task(self._follower.run())
+        await self._parts.run()
 
     # -- Steps -------------------------------------------------------------------------------
 
     async def _make(self, name: str, decide: Decide) -> SessionRecord:
-        record = await self._changes.make(name, decide)
+        record = await self._parts.changes.make(name, decide)
         return _existing(name, record)
 
     async def _claim(self, name: str) -> RenewalOutcome:
-        self._wishes.is_new(name)  # Claimed here and now.
+        self._parts.wishes.is_new(name)  # Claimed here and now.
         return await self._keeper.claim(name)
 
     def _check_etag(self, name: str, record: SessionRecord, etag: str) -> None:
