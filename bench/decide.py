@@ -23,7 +23,7 @@ from kvplane_services.router.inflight import InFlight
 from kvplane_services.router.model import LegKind, LegReport, RouteOutcome, Subject
 from kvplane_services.router.view import RouterView
 from kvplane_services.session.model import SessionKey
-from kvplane_services.store.ports import Synced, Upserted
+from kvplane_services.store.model import Synced, Upserted
 
 _ENGINES_PER_ROLE = 4
 _TOKENS = 12_000

@@ -11,20 +11,8 @@ import pytest
 from kvplane_services.clock import SystemClock
 from kvplane_services.errors import Conflict, GuardFailed, Saturated, Unavailable, WatchTooOld
 from kvplane_services.store.feeds import TableFeed
-from kvplane_services.store.ports import (
-    MAX_CHANGES,
-    MAX_GUARDS,
-    Delete,
-    Event,
-    Guard,
-    Put,
-    Removed,
-    Reset,
-    Store,
-    Synced,
-    Table,
-    Upserted,
-)
+from kvplane_services.store.model import Delete, Event, Guard, Put, Removed, Reset, Synced, Upserted
+from kvplane_services.store.ports import MAX_CHANGES, MAX_GUARDS, Store, Table
 from tests.contract import store_kinds
 from tests.contract.store_kinds import BACKLOG, Opener, Server
 from tests.support.store_values import TEXTS, texts

@@ -8,8 +8,8 @@ from kvplane_services.errors import EpochStale, LeaseFenced
 from kvplane_services.lease.model import EndReason, Lease, LeaseState, RenewalOutcome
 from kvplane_services.lease.ports import LeaseRenewal
 from kvplane_services.lease.reports import EngineReport
+from kvplane_services.store.model import Removed, Synced, Upserted
 from kvplane_services.store.paging import PageRequest
-from kvplane_services.store.ports import Removed, Synced, Upserted
 from tests.support.checked_answers import CONFIG, CheckedAnswers, LargestToken
 from tests.support.clock import FakeClock
 from tests.support.engine_model import EngineModel

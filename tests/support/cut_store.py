@@ -13,15 +13,7 @@ from kvplane_services.adapters.memory import MemoryStore, MemoryTable
 from kvplane_services.errors import Unavailable
 from kvplane_services.store.commits import anchor_gone
 from kvplane_services.store.losses import Losses
-from kvplane_services.store.ports import (
-    Delete,
-    Event,
-    Guard,
-    Put,
-    Snapshot,
-    TableSpec,
-    Versioned,
-)
+from kvplane_services.store.model import Delete, Event, Guard, Put, Snapshot, TableSpec, Versioned
 from kvplane_services.store.ports import Sequence as NumberSequence
 from tests.support.clock import FakeClock
 

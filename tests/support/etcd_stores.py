@@ -8,7 +8,7 @@ from typing import Any
 from kvplane_services.adapters.etcd.backend import EtcdBackend
 from kvplane_services.adapters.etcd.store import EtcdStore
 from kvplane_services.clock import Clock, SystemClock
-from kvplane_services.store.ports import TableSpec
+from kvplane_services.store.model import TableSpec
 from tests.support.store_values import TEXTS
 
 

@@ -12,7 +12,7 @@ from kvplane_services.lease.model import ClaimNote, Lease, LeaseState
 from kvplane_services.lease.ports import LeaseRenewal
 from kvplane_services.lease.reports import EngineReport, ReportAnswer
 from kvplane_services.store.feeds import TableFeed
-from kvplane_services.store.ports import Removed, Synced, Upserted
+from kvplane_services.store.model import Removed, Synced, Upserted
 from tests.support.state_plane import Replicas
 from tests.support.state_values import engine_of, full, held, retention_of
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 from kvplane_services.adapters.records import LEASES
 from kvplane_services.lease.model import Lease, LeaseState
-from kvplane_services.store.ports import Upserted
+from kvplane_services.store.model import Upserted
 from tests.support.cut_store import SharedStore
 
 _ORDER = (LeaseState.ACTIVE, LeaseState.RELEASING, LeaseState.ENDED)

@@ -24,7 +24,8 @@ from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.session.shares import ROLE
 from kvplane_services.store.members import Member, Members
-from kvplane_services.store.ports import Sequence, Upserted
+from kvplane_services.store.model import Upserted
+from kvplane_services.store.ports import Sequence
 from tests.support.clock import FakeClock
 from tests.support.cut_store import CutStore, SharedStore
 from tests.support.state_values import PLANE_VERSION, engine_of

@@ -1,6 +1,6 @@
 """Tables of text, for tests of stores."""
 
-from kvplane_services.store.ports import TableSpec
+from kvplane_services.store.model import TableSpec
 
 
 def texts(name: str = "texts") -> TableSpec[str]:

@@ -21,7 +21,8 @@ from kvplane_services.engine.wire import engine_from_wire
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.lease.model import Lease
 from kvplane_services.lease.wire import lease_from_wire
-from kvplane_services.store.ports import Event, Feed, Removed, Reset, Synced, Upserted
+from kvplane_services.store.model import Event, Removed, Reset, Synced, Upserted
+from kvplane_services.store.ports import Feed
 
 _log = logging.getLogger(__name__)
 

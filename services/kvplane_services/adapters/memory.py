@@ -14,15 +14,7 @@ from typing import Any, Generic, TypeVar
 from kvplane_services.adapters.memory_anchors import MemoryAnchors
 from kvplane_services.clock import Clock
 from kvplane_services.store.commits import Held, check_commit, check_held, done_at, guard_failed
-from kvplane_services.store.ports import (
-    Delete,
-    Event,
-    Guard,
-    Put,
-    Snapshot,
-    TableSpec,
-    Versioned,
-)
+from kvplane_services.store.model import Delete, Event, Guard, Put, Snapshot, TableSpec, Versioned
 from kvplane_services.store.table_copy import TableCopy
 
 T = TypeVar("T")

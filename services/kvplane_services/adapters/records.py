@@ -21,7 +21,7 @@ from kvplane_services.lease.wire import lease_from_wire, lease_to_wire
 from kvplane_services.records.v1 import claim_pb2, home_pb2, member_pb2
 from kvplane_services.session.record import PackedRecord
 from kvplane_services.store.members import Member
-from kvplane_services.store.ports import TableSpec
+from kvplane_services.store.model import TableSpec
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")

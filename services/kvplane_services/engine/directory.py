@@ -34,8 +34,9 @@ from kvplane_services.engine.registration import DirectoryConfig, check_registra
 from kvplane_services.engine.residence import Residence
 from kvplane_services.errors import AlreadyExists, EpochStale, Saturated
 from kvplane_services.store.feeds import TableFeed
+from kvplane_services.store.model import Event
 from kvplane_services.store.paging import Page, PageRequest
-from kvplane_services.store.ports import Anchors, Event, Feed, Sequence, Table
+from kvplane_services.store.ports import Anchors, Feed, Sequence, Table
 from kvplane_services.store.requests import RequestMemory
 
 _log = logging.getLogger(__name__)

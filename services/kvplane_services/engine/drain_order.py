@@ -5,7 +5,8 @@ from dataclasses import replace
 from kvplane_services.engine.model import Engine, EngineState
 from kvplane_services.engine.ports import Homes
 from kvplane_services.errors import Conflict, NotFound
-from kvplane_services.store.ports import Put, Table
+from kvplane_services.store.model import Put
+from kvplane_services.store.ports import Table
 
 # Each time the engine's home wrote in between.
 _ATTEMPTS = 5

@@ -19,16 +19,8 @@ from kvplane_services.engine.ports import HOMES_TABLE, HomeListener
 from kvplane_services.errors import Conflict, Unavailable
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.journal import Place
-from kvplane_services.store.ports import (
-    Anchors,
-    Guard,
-    Removed,
-    Reset,
-    Synced,
-    Table,
-    Upserted,
-    Versioned,
-)
+from kvplane_services.store.model import Guard, Removed, Reset, Synced, Upserted, Versioned
+from kvplane_services.store.ports import Anchors, Table
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from kvplane_services.engine.model import Engine, EngineLoad, EngineState
 from kvplane_services.engine.ports import Homes
 from kvplane_services.engine.registration import DirectoryConfig
 from kvplane_services.store.journal import Journal, Place
-from kvplane_services.store.ports import Table, Versioned
+from kvplane_services.store.model import Versioned
+from kvplane_services.store.ports import Table
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from kvplane_services.store.journal import Place
-from kvplane_services.store.ports import Guard
+from kvplane_services.store.model import Guard
 
 # Name of the table of homes, which guards name.
 HOMES_TABLE = "homes"

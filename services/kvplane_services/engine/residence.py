@@ -17,7 +17,8 @@ from kvplane_services.engine.ports import Homes
 from kvplane_services.engine.registration import DirectoryConfig
 from kvplane_services.engine.seen_engines import SeenEngines
 from kvplane_services.errors import Unavailable
-from kvplane_services.store.ports import Anchors, Table, Versioned
+from kvplane_services.store.model import Versioned
+from kvplane_services.store.ports import Anchors, Table
 from kvplane_services.store.write_behind import WriteBehind
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from kvplane_services.clock import Clock
 from kvplane_services.engine.model import Engine
 from kvplane_services.store.feeds import TableFeed
-from kvplane_services.store.ports import Removed, Reset, Synced, Table, Upserted, Versioned
+from kvplane_services.store.model import Removed, Reset, Synced, Upserted, Versioned
+from kvplane_services.store.ports import Table
 
 
 class SeenEngines:

@@ -19,8 +19,8 @@ from kvplane_services.engine.wire import (
 from kvplane_services.lease.manager import LeaseManager
 from kvplane_services.lease.reports import ReportAnswer
 from kvplane_services.lease.wire import directive_to_wire, report_from_wire
+from kvplane_services.store.model import Removed, Synced, Upserted
 from kvplane_services.store.paging import PageRequest
-from kvplane_services.store.ports import Removed, Synced, Upserted
 
 _OUTCOMES = {
     HeartbeatOutcome.RENEWED: pb.HEARTBEAT_OUTCOME_RENEWED,

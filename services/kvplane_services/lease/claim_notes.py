@@ -16,7 +16,8 @@ from kvplane_services.clock import Clock
 from kvplane_services.lease.model import Claim, ClaimNote
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.journal import Journal, Place
-from kvplane_services.store.ports import Event, Removed, Reset, Store, Synced, Table, Upserted
+from kvplane_services.store.model import Event, Removed, Reset, Synced, Upserted
+from kvplane_services.store.ports import Store, Table
 from kvplane_services.store.write_behind import WriteBehind
 
 

@@ -29,7 +29,8 @@ from kvplane_services.lease.model import Lease, LeaseState
 from kvplane_services.lease.ports import Engines
 from kvplane_services.lease.publication import Publication
 from kvplane_services.lease.tokens import TokenIssuer
-from kvplane_services.store.ports import Put, Table
+from kvplane_services.store.model import Put
+from kvplane_services.store.ports import Table
 from kvplane_services.store.requests import RequestMemory
 
 _ATTEMPTS = 5

@@ -16,15 +16,8 @@ from kvplane_services.lease.record import Record
 from kvplane_services.lease.takeover import Takeover
 from kvplane_services.lease.tokens import TokenIssuer
 from kvplane_services.store.feeds import TableFeed
-from kvplane_services.store.ports import (
-    Event,
-    Removed,
-    Reset,
-    Synced,
-    Table,
-    Upserted,
-    Versioned,
-)
+from kvplane_services.store.model import Event, Removed, Reset, Synced, Upserted, Versioned
+from kvplane_services.store.ports import Table
 
 
 class Following:

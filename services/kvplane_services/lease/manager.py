@@ -46,8 +46,9 @@ from kvplane_services.lease.record import Record
 from kvplane_services.lease.reports import EngineReport, ReportAnswer
 from kvplane_services.session.model import SessionKey
 from kvplane_services.store.feeds import TableFeed
+from kvplane_services.store.model import Event
 from kvplane_services.store.paging import Page, PageRequest
-from kvplane_services.store.ports import Event, Feed, Sequence, Store, Table
+from kvplane_services.store.ports import Feed, Sequence, Store, Table
 
 
 class LeaseManager:

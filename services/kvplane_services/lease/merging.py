@@ -8,7 +8,7 @@ from kvplane_services.clock import Clock
 from kvplane_services.lease.ledger import Ledger
 from kvplane_services.lease.model import Lease, LeaseState
 from kvplane_services.lease.record import Record
-from kvplane_services.store.ports import Versioned
+from kvplane_services.store.model import Versioned
 
 
 class Merger:

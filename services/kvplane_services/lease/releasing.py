@@ -8,7 +8,8 @@ from kvplane_services.lease.elsewhere import ElsewhereLeases
 from kvplane_services.lease.ledger import Ledger
 from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.lease.publication import Publication
-from kvplane_services.store.ports import Put, Store, Table, Versioned
+from kvplane_services.store.model import Put, Versioned
+from kvplane_services.store.ports import Store, Table
 
 _ATTEMPTS = 5
 

@@ -18,8 +18,8 @@ from kvplane_services.lease.wire import (
     renewals_from_wire,
 )
 from kvplane_services.session.model import SessionKey
+from kvplane_services.store.model import Event, Synced, Upserted
 from kvplane_services.store.paging import PageRequest
-from kvplane_services.store.ports import Event, Synced, Upserted
 
 
 class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):

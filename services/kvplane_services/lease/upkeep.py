@@ -12,7 +12,8 @@ from kvplane_services.lease.model import EndReason
 from kvplane_services.lease.ports import Engines
 from kvplane_services.lease.publication import Publication
 from kvplane_services.lease.reconciler import Reconciler
-from kvplane_services.store.ports import Event, Removed, Reset, Store, Synced, Upserted
+from kvplane_services.store.model import Event, Removed, Reset, Synced, Upserted
+from kvplane_services.store.ports import Store
 
 # Between attempts to get tokens for retentions that wait, in seconds.
 _RETRY_GRANTS = 0.5

@@ -14,7 +14,8 @@ from kvplane_services.errors import InvalidRequest, Unavailable
 from kvplane_services.main.listeners import read_pem
 from kvplane_services.main.process import background, say
 from kvplane_services.settings_sections import StoreSection
-from kvplane_services.store.ports import Store, TableSpec
+from kvplane_services.store.model import TableSpec
+from kvplane_services.store.ports import Store
 from kvplane_services.store_url import StoreKind, StoreUrl
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from kvplane_services.store.ports import Event, Removed, Reset, Synced, Upserted
+from kvplane_services.store.model import Event, Removed, Reset, Synced, Upserted
 
 T = TypeVar("T")
 

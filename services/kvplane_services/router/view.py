@@ -16,7 +16,8 @@ from kvplane_services.router.grouped import Grouped
 from kvplane_services.router.remembered import Remembered
 from kvplane_services.router.tracked import Tracked
 from kvplane_services.session.model import SessionKey
-from kvplane_services.store.ports import Event, Feed
+from kvplane_services.store.model import Event
+from kvplane_services.store.ports import Feed
 
 # Seconds between two looks for what was not named again.
 _LAPSE_INTERVAL = 1.0

@@ -7,7 +7,8 @@ from kvplane_services.session.book import SessionBook
 from kvplane_services.session.model import Session
 from kvplane_services.session.record import PackedRecord, RecordCodec
 from kvplane_services.store.feeds import TableFeed
-from kvplane_services.store.ports import Event, Removed, Reset, Synced, Table, Upserted
+from kvplane_services.store.model import Event, Removed, Reset, Synced, Upserted
+from kvplane_services.store.ports import Table
 
 
 class SessionEvents:

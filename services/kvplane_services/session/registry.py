@@ -30,8 +30,9 @@ from kvplane_services.session.model import Session, SessionHints, SessionKey
 from kvplane_services.session.parts import SessionParts
 from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
 from kvplane_services.store.members import Members
+from kvplane_services.store.model import Event
 from kvplane_services.store.paging import Page, PageRequest
-from kvplane_services.store.ports import Event, Feed, Table
+from kvplane_services.store.ports import Feed, Table
 from kvplane_services.store.requests import RequestMemory
 
 

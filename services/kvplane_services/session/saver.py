@@ -17,7 +17,8 @@ from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.entry import Entry
 from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
 from kvplane_services.session.shares import Shares
-from kvplane_services.store.ports import MAX_CHANGES, Delete, Put, Table
+from kvplane_services.store.model import Delete, Put
+from kvplane_services.store.ports import MAX_CHANGES, Table
 
 _log = logging.getLogger(__name__)
 

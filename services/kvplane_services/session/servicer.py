@@ -12,8 +12,8 @@ from kvplane_services.errors import InvalidRequest
 from kvplane_services.session.model import SessionKey
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.session.wire import hints_from_wire, key_from_wire, session_to_wire
+from kvplane_services.store.model import Removed, Synced, Upserted
 from kvplane_services.store.paging import PageRequest
-from kvplane_services.store.ports import Removed, Synced, Upserted
 
 # What each path of an update mask sets.
 _MASKS = {

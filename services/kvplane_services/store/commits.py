@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplane_services.errors import Conflict, GuardFailed, Unavailable
-from kvplane_services.store.ports import MAX_CHANGES, MAX_GUARDS, Delete, Guard, Put
+from kvplane_services.store.model import Delete, Guard, Put
+from kvplane_services.store.ports import MAX_CHANGES, MAX_GUARDS
 
 
 @dataclass(frozen=True, slots=True)

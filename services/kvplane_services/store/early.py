@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from kvplane_services.store.ports import Versioned
+from kvplane_services.store.model import Versioned
 
 T = TypeVar("T")
 

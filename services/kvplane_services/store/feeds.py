@@ -6,7 +6,8 @@ from typing import Generic, TypeVar
 
 from kvplane_services.clock import Clock
 from kvplane_services.errors import Saturated, Unavailable, WatchTooOld
-from kvplane_services.store.ports import Event, Reset, Table
+from kvplane_services.store.model import Event, Reset
+from kvplane_services.store.ports import Table
 
 T = TypeVar("T")
 

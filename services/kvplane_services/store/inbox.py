@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from kvplane_services.clock import Clock
-from kvplane_services.store.ports import Feed, Removed, Reset, Synced, Upserted
+from kvplane_services.store.model import Removed, Reset, Synced, Upserted
+from kvplane_services.store.ports import Feed
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from kvplane_services.errors import Conflict, GuardFailed
-from kvplane_services.store.ports import MAX_CHANGES, MAX_GUARDS, Delete, Guard, Put, Table
+from kvplane_services.store.model import Delete, Guard, Put
+from kvplane_services.store.ports import MAX_CHANGES, MAX_GUARDS, Table
 
 T = TypeVar("T")
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from kvplane_services.clock import Clock, jittered, within
 from kvplane_services.errors import Conflict, Unavailable
 from kvplane_services.store.feeds import TableFeed
-from kvplane_services.store.ports import Anchors, Removed, Reset, Synced, Table, Upserted
+from kvplane_services.store.model import Removed, Reset, Synced, Upserted
+from kvplane_services.store.ports import Anchors, Table
 
 _log = logging.getLogger(__name__)
 

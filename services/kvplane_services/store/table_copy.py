@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from kvplane_services.clock import Clock, wait_set
 from kvplane_services.errors import Saturated, WatchTooOld
 from kvplane_services.store.early import Early, EarlyValues
-from kvplane_services.store.ports import Event, Removed, Snapshot, Synced, Upserted, Versioned
+from kvplane_services.store.model import Event, Removed, Snapshot, Synced, Upserted, Versioned
 
 T = TypeVar("T")
 

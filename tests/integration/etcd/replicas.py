@@ -9,7 +9,8 @@ from kvplane_services.adapters.etcd.store import EtcdStore
 from kvplane_services.clock import SystemClock
 from kvplane_services.errors import Conflict, Unavailable
 from kvplane_services.store.feeds import TableFeed
-from kvplane_services.store.ports import Removed, Reset, Synced, Table, Upserted
+from kvplane_services.store.model import Removed, Reset, Synced, Upserted
+from kvplane_services.store.ports import Table
 from tests.support.store_values import TEXTS
 
 PREFIX = "/kvplane/test/"

@@ -10,7 +10,7 @@ from kvplane_services.adapters.etcd.config import EtcdConfig
 from kvplane_services.adapters.etcd.store import EtcdStore
 from kvplane_services.clock import SystemClock
 from kvplane_services.errors import Unavailable
-from kvplane_services.store.ports import Put
+from kvplane_services.store.model import Put
 from tests.integration.etcd.replicas import PREFIX, Replica, agree, counting, following, until
 from tests.support.etcd import EtcdNode, running_node
 from tests.support.etcd_backends import BACKENDS, MakeBackend

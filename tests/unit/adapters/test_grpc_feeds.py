@@ -12,7 +12,7 @@ from kvplane_services.adapters.grpc_feeds import engine_feed, lease_feed
 from kvplane_services.engine.wire import engine_to_wire
 from kvplane_services.lease.model import EndReason, LeaseState
 from kvplane_services.lease.wire import lease_to_wire
-from kvplane_services.store.ports import Event, Removed, Reset, Synced, Upserted
+from kvplane_services.store.model import Event, Removed, Reset, Synced, Upserted
 from tests.support.clock import FakeClock
 from tests.unit.router.fleet import decode, lease
 

@@ -13,8 +13,8 @@ from kvplane_services.errors import (
     NotFound,
     Saturated,
 )
+from kvplane_services.store.model import Removed, Synced, Upserted
 from kvplane_services.store.paging import PageRequest
-from kvplane_services.store.ports import Removed, Synced, Upserted
 from tests.support.state_plane import StatePlane
 from tests.support.state_values import engine_of, stock_engine
 

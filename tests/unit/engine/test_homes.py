@@ -7,7 +7,7 @@ import pytest
 from kvplane_services.adapters.records import HOMES
 from kvplane_services.engine.homes import EngineHomes
 from kvplane_services.errors import Conflict, GuardFailed, Unavailable
-from kvplane_services.store.ports import Put
+from kvplane_services.store.model import Put
 from tests.support.clock import FakeClock
 from tests.support.cut_store import CutStore, SharedStore
 from tests.support.store_values import TEXTS

@@ -16,8 +16,8 @@ from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.model import Claim, EndReason, LeaseState, RenewalOutcome
 from kvplane_services.lease.ports import LeaseRenewal
 from kvplane_services.lease.reports import EngineReport
+from kvplane_services.store.model import Removed
 from kvplane_services.store.paging import PageRequest
-from kvplane_services.store.ports import Removed
 from tests.support.state_plane import StatePlane
 from tests.support.state_values import (
     engine_of,

@@ -6,7 +6,7 @@ import pytest
 
 from kvplane_services.lease.model import EndReason, LeaseState, RenewalOutcome
 from kvplane_services.lease.reports import EngineReport
-from kvplane_services.store.ports import Removed
+from kvplane_services.store.model import Removed
 from tests.support.lease_fleet import LeaseFleet, told, written
 from tests.support.state_plane import by_retention
 from tests.support.state_values import engine_of, full, held, retention_of

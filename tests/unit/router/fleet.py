@@ -22,7 +22,7 @@ from kvplane_services.router.inflight import InFlight
 from kvplane_services.router.model import Subject
 from kvplane_services.router.view import RouterView
 from kvplane_services.session.model import SessionKey
-from kvplane_services.store.ports import Removed, Synced, Upserted
+from kvplane_services.store.model import Removed, Synced, Upserted
 from tests.support.clock import FakeClock
 
 MODEL = "m"

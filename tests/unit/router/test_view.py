@@ -5,7 +5,7 @@ from dataclasses import replace
 from kvplane_services.engine.model import Engine, EngineState
 from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.router.view import RouterView
-from kvplane_services.store.ports import Event, Removed, Reset, Synced, Upserted
+from kvplane_services.store.model import Event, Removed, Reset, Synced, Upserted
 from tests.unit.router.fleet import Fleet, decode, key, lease, prefill
 
 

@@ -14,7 +14,7 @@ from kvplane_services.session.record import SessionRecord
 from kvplane_services.session.registry import SessionRegistry
 from kvplane_services.session.shares import ROLE
 from kvplane_services.store.members import Member, Members, keeper_of
-from kvplane_services.store.ports import Event, Synced
+from kvplane_services.store.model import Event, Synced
 from tests.support.clock import FakeClock
 from tests.support.cut_store import SharedStore
 from tests.support.state_values import key_of

@@ -12,7 +12,7 @@ from kvplane_services.lease.model import EndReason, Lease, LeaseState, RenewalOu
 from kvplane_services.lease.ports import LeaseRenewal
 from kvplane_services.session.model import SessionState
 from kvplane_services.session.registry import SessionRegistry
-from kvplane_services.store.ports import Event, Upserted
+from kvplane_services.store.model import Event, Upserted
 from tests.support.clock import FakeClock
 from tests.support.state_plane import StatePlane
 from tests.support.state_values import handle_of, key_of

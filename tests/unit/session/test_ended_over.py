@@ -7,7 +7,7 @@ import pytest
 from kvplane_services.errors import NotFound
 from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.session.model import SessionState
-from kvplane_services.store.ports import Removed, Reset
+from kvplane_services.store.model import Removed, Reset
 from tests.support.state_values import key_of
 from tests.unit.session.registries import SYNCED, Registries
 from tests.unit.session.remote_leases import Remote, ended, lease, upserted

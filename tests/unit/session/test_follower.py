@@ -7,7 +7,7 @@ from kvplane_services.errors import (
 )
 from kvplane_services.lease.model import EndReason
 from kvplane_services.session.model import SessionState
-from kvplane_services.store.ports import Removed, Reset, Synced
+from kvplane_services.store.model import Removed, Reset, Synced
 from tests.support.state_values import handle_of, held, key_of, retention_of
 from tests.unit.session.remote_leases import Remote, ended, lease, upserted
 from tests.unit.session.running_registry import Running

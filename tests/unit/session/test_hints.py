@@ -10,7 +10,7 @@ from kvplane_services.errors import (
 from kvplane_services.lease.model import EndReason, LeaseState
 from kvplane_services.session.keeper import holder_of
 from kvplane_services.session.model import SessionHints, SessionState
-from kvplane_services.store.ports import Synced
+from kvplane_services.store.model import Synced
 from tests.support.state_values import held, key_of
 from tests.unit.session.remote_leases import Remote, lease, upserted
 from tests.unit.session.running_registry import Running

@@ -14,8 +14,8 @@ from kvplane_services.errors import (
 from kvplane_services.lease.model import EndReason
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.model import SessionHints, SessionKey, SessionState
+from kvplane_services.store.model import Removed, Synced, Upserted
 from kvplane_services.store.paging import PageRequest
-from kvplane_services.store.ports import Removed, Synced, Upserted
 from tests.support.state_plane import StatePlane
 from tests.support.state_values import full, held, key_of
 from tests.unit.session.running_registry import Running

@@ -9,8 +9,8 @@ from kvplane_services.errors import AlreadyExists, Conflict, KvplaneError, NotFo
 from kvplane_services.lease.model import EndReason, LeaseState
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.model import SessionHints, SessionState
+from kvplane_services.store.model import Removed, Synced, Upserted
 from kvplane_services.store.paging import PageRequest
-from kvplane_services.store.ports import Removed, Synced, Upserted
 from tests.support.state_values import key_of
 from tests.unit.session.registries import SYNCED, Registries
 from tests.unit.session.remote_leases import ended, lease, upserted

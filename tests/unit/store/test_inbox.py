@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from kvplane_services.store.inbox import Batch, Inbox, News
-from kvplane_services.store.ports import Event, Removed, Reset, Synced, Upserted
+from kvplane_services.store.model import Event, Removed, Reset, Synced, Upserted
 from tests.support.clock import FakeClock
 
 

@@ -6,7 +6,8 @@ import pytest
 from kvplane_services.adapters.memory import MemoryStore, MemoryTable
 from kvplane_services.errors import Conflict, GuardFailed, Unavailable
 from kvplane_services.store.journal import Journal
-from kvplane_services.store.ports import MAX_CHANGES, Delete, Guard, Put
+from kvplane_services.store.model import Delete, Guard, Put
+from kvplane_services.store.ports import MAX_CHANGES
 from tests.support.clock import FakeClock
 from tests.support.store_values import TEXTS
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvplane_services.errors import WatchTooOld
-from kvplane_services.store.ports import Event, Synced, Upserted, Versioned
+from kvplane_services.store.model import Event, Synced, Upserted, Versioned
 from kvplane_services.store.table_copy import TableCopy
 from tests.support.clock import FakeClock
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kvplane_services.store.ports import Synced, Upserted
+from kvplane_services.store.model import Synced, Upserted
 from kvplane_services.store.table_copy import TableCopy
 from tests.support.clock import FakeClock
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from kvplane_services.adapters.etcd.backend import KeyValue
 from kvplane_services.store.early import Early
-from kvplane_services.store.ports import TableSpec, Versioned
+from kvplane_services.store.model import TableSpec, Versioned
 from kvplane_services.store.table_copy import TableCopy
 
 T = TypeVar("T")

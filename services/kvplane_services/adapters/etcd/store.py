@@ -23,7 +23,7 @@ from kvplane_services.adapters.etcd.mirror import Mirror
 from kvplane_services.adapters.etcd.sequence import EtcdSequence
 from kvplane_services.adapters.etcd.table import EtcdTable
 from kvplane_services.clock import Clock
-from kvplane_services.store.ports import TableSpec
+from kvplane_services.store.model import TableSpec
 from kvplane_services.store.table_copy import TableCopy
 
 T = TypeVar("T")

@@ -25,15 +25,7 @@ from kvplane_services.store.commits import (
     done_at,
     guard_failed,
 )
-from kvplane_services.store.ports import (
-    Delete,
-    Event,
-    Guard,
-    Put,
-    Snapshot,
-    TableSpec,
-    Versioned,
-)
+from kvplane_services.store.model import Delete, Event, Guard, Put, Snapshot, TableSpec, Versioned
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from kvplane_services.adapters.etcd.table import EtcdTable
 from kvplane_services.errors import Conflict, TooLarge, Unavailable
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.journal import Journal
-from kvplane_services.store.ports import Event, Put, Removed, Reset, Synced, TableSpec, Upserted
+from kvplane_services.store.model import Event, Put, Removed, Reset, Synced, TableSpec, Upserted
 from tests.support.clock import FakeClock
 from tests.support.etcd_stores import running_store
 from tests.support.fake_etcd import FakeEtcd
