@@ -162,9 +162,13 @@ class _Run:
         lease = next(engine.lease for engine in fleet.engines if engine.lease)
         async with lag_probe(watched, knows=lease, clock=self._clock) as probe:
             fleet.on_sent = probe.sent
+            # A replica that has just started takes in what there is first.
+            fleet.take_turn(0)
+            await fleet.until(lambda: not probe.missing, what="the first lease at the watch")
+            probe.lags.clear()
             turns = max(20, int(options.seconds * _LAG_RATE))
             for number in range(turns):
-                fleet.take_turn(number % options.sessions)
+                fleet.take_turn((number + 1) % options.sessions)
                 await self._clock.sleep(1 / _LAG_RATE)
             await fleet.until(lambda: not probe.missing, what="leases at the watch")
             fleet.on_sent = lambda _: None
