@@ -43,8 +43,11 @@ class FakeRouter:
         self.reports: list[str] = []
         self.report_failures: list[AioRpcError] = []
 
-    def get_state(self, *, try_to_connect: bool) -> grpc.ChannelConnectivity:
+    def get_state(self, *, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         return self.state
+
+    async def close(self, grace: float | None) -> None:
+        pass
 
     def unary_unary(self, path: str, **_: Any) -> Callable[..., Any]:
         return getattr(self, path.rpartition("/")[2])  # type: ignore[no-any-return]

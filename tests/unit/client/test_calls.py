@@ -39,6 +39,10 @@ class Channel:
     def __init__(self, address: str) -> None:
         self.address = address
         self.closed = False
+        self.state = grpc.ChannelConnectivity.READY
+
+    def get_state(self) -> grpc.ChannelConnectivity:
+        return self.state
 
     async def close(self, grace: float | None) -> None:
         self.closed = True
@@ -362,6 +366,22 @@ async def test_single_silent_address_is_connected_anew() -> None:
     assert [channel.closed for channel in opened] == [False, False]
     await replicas.leave(second, silent=True)
     assert [channel.closed for channel in opened] == [True, False]
+
+
+async def test_replica_that_comes_back_is_connected_to_at_once() -> None:
+    """A channel that lost its connection is not waited for when its replica is used again."""
+    opened: list[Channel] = []
+    replicas = replicas_of("a:1,b:1", opened)
+    await replicas.leave(replicas.in_use())
+    second = replicas.in_use()
+    opened[0].state = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+    await replicas.leave(second)
+    assert replicas.in_use().address == "a:1"
+    assert [(one.address, one.closed) for one in opened] == [
+        ("a:1", True),
+        ("b:1", False),
+        ("a:1", False),
+    ]
 
 
 async def test_clients_do_not_all_choose_the_same_replica() -> None:

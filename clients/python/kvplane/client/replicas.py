@@ -113,6 +113,21 @@ class Replicas:
             before, self._given_up = self._given_up, replica
             if before is not None:
                 await before.channel.close(None)
+        await self._renew_broken()
+
+    async def _renew_broken(self) -> None:
+        """Gives the replica in use a new channel, where the old one lost its connection.
+
+        That one makes its next attempt after a wait that grew while nobody asked for it, and
+        refuses all calls until then, though the replica may be back.
+        """
+        replica = self._open.get(self._addresses[self._place])
+        if replica is None:
+            return
+        state = replica.channel.get_state()
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            del self._open[replica.address]
+            await replica.channel.close(None)
 
     async def aclose(self) -> None:
         """Closes the connections; calls in flight fail. Idempotent."""
