@@ -123,6 +123,10 @@ class EngineHomes:
             if moved:
                 for listener in self._listeners:
                     listener.home_restored(engine_id)
+            # Another replica's take may have been told before the answer to this one's came.
+            await self._look(engine_id)
+            if engine_id not in self._own:
+                raise Conflict(f"engines/{engine_id} moved on at once")
 
     async def leave(self, engine_id: str) -> None:
         """See `Homes.leave`."""
@@ -185,7 +189,10 @@ class EngineHomes:
             self._gone.discard(own.home.anchor)
 
     def _lose(self, engine_id: str) -> None:
-        held = self._own.pop(engine_id)
+        """Does nothing if it is lost already: the watch tells of it as the store's answers do."""
+        held = self._own.pop(engine_id, None)
+        if held is None:
+            return
         self._broken.pop(engine_id, None)
         self._gone.discard(held.home.anchor)
         self._anchors.drop(held.home.anchor)
@@ -268,6 +275,8 @@ class EngineHomes:
             if own is None:
                 return
             found = await self._table.get(engine_id, current=True)
+            if self._own.get(engine_id) is not own:
+                return  # Another replica has it since.
             if found is not None and found.value.replica != self._replica:
                 self._lose(engine_id)
                 return
@@ -279,3 +288,4 @@ class EngineHomes:
             _log.warning("the store had lost what it held of engines/%s: put it back", engine_id)
             for listener in self._listeners:
                 listener.home_restored(engine_id)
+            await self._look(engine_id)

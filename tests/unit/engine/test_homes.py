@@ -1,13 +1,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
 from kvplane_services.adapters.records import HOMES
 from kvplane_services.engine.homes import EngineHomes
+from kvplane_services.engine.model import Home
 from kvplane_services.errors import Conflict, GuardFailed, Unavailable
-from kvplane_services.store.model import Put
+from kvplane_services.store.model import Put, Versioned
 from tests.support.clock import FakeClock
 from tests.support.cut_store import CutStore, SharedStore
 from tests.support.store_values import TEXTS
@@ -377,6 +379,69 @@ async def test_a_claim_whose_answer_was_lost(pair: Pair) -> None:
     await again.homes.take("d0", ttl=10)
 
     assert again.homes.is_home("d0")
+
+
+async def test_leaving_what_moves_at_that_moment(pair: Pair) -> None:
+    """The watch may tell that an engine moved before the store refuses to let go of it."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.settle()
+    table = pair.one.store.table(HOMES)
+    delete = table.delete
+
+    async def refused_late(key: str, *, expected: int | None = None) -> bool:
+        await pair.two.homes.take("d0", ttl=10)
+        await pair.settle()
+        return await delete(key, expected=expected)
+
+    table.delete = refused_late  # type: ignore[method-assign]
+    await pair.one.homes.leave("d0")
+    await pair.settle()
+
+    assert pair.one.told.count("lost d0") == 1
+    await pair.two.write("a", "1")
+
+
+async def test_putting_back_what_moves_at_that_moment(pair: Pair) -> None:
+    """The watch may tell that an engine moved before the store says what is there."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.settle()
+    table = pair.one.store.table(HOMES)
+    get = table.get
+
+    async def answered_late(key: str, *, current: bool = False) -> Versioned[Home] | None:
+        found = await get(key, current=current)
+        if current:
+            await pair.two.homes.take("d0", ttl=10)
+            await pair.settle()
+        return found
+
+    table.get = answered_late  # type: ignore[method-assign]
+    pair.one.store.anchors.report(pair.one.homes.anchor("d0"))
+    await pair.settle()
+
+    assert not pair.one.homes.is_home("d0")
+    assert pair.one.told.count("lost d0") == 1
+    await pair.two.write("a", "1")
+
+
+async def test_a_take_that_is_answered_late(pair: Pair) -> None:
+    """Who was replaced before it heard that it had become home is none, and knows."""
+    table = pair.one.store.table(HOMES)
+    put = table.put
+
+    async def answered_late(*given: Any, **named: Any) -> int:
+        revision = await put(*given, **named)
+        await pair.two.homes.take("d0", ttl=10)
+        await pair.settle()
+        return revision
+
+    table.put = answered_late  # type: ignore[method-assign]
+    with pytest.raises(Conflict):
+        await pair.one.homes.take("d0", ttl=10)
+
+    assert not pair.one.homes.is_home("d0")
+    assert pair.one.told[-1] == "lost d0"
+    await pair.two.write("a", "1")
 
 
 async def test_conflict_is_told(pair: Pair) -> None:
