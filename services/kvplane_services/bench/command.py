@@ -11,7 +11,8 @@ from rich.console import Console
 
 from kvplane_services.bench.figures import as_table
 from kvplane_services.bench.load_engine import BenchError
-from kvplane_services.bench.scale import AIMS, ScaleOptions, measure
+from kvplane_services.bench.options import ScaleOptions
+from kvplane_services.bench.scale import AIMS, measure
 from kvplane_services.clock import SystemClock
 from kvplane_services.errors import KvplaneError
 from kvplane_services.local.processes import StartError

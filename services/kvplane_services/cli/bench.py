@@ -96,7 +96,7 @@ def scale(
     etcd share this machine's cores with the plane: other work on it shows in the figures.
     """
     from kvplane_services.bench.command import run_scale
-    from kvplane_services.bench.scale import ScaleOptions
+    from kvplane_services.bench.options import ScaleOptions
 
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(
