@@ -145,9 +145,7 @@ class Following:
         lease = found.value
         engine = self._engines.find(lease.engine_id)
         if engine is not None and lease.engine_epoch < engine.epoch:
-            self._ledger.end_stray(
-                lease, EndReason.FENCED, revision=found.revision, now=self._clock.now()
-            )
+            self._takeover.fence(lease, found.revision)
             return
         self._takeover.take_up(lease, found.revision)
         # If the engine's full report came before, it is not clear whether it holds this.

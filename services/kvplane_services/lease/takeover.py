@@ -116,6 +116,12 @@ class Takeover:
         if not revision:
             self._ledger.note(lease.lease_id)
 
+    def fence(self, lease: Lease, revision: int) -> None:
+        """Ends a live lease of an own engine that it held under an earlier registration."""
+        self._elsewhere.take(lease.lease_id)
+        self._newest.leave(lease.session_key, lease.lease_id)
+        self._ledger.end_stray(lease, EndReason.FENCED, revision=revision, now=self._clock.now())
+
     async def catch_up(self, engine: Engine, report: EngineReport) -> None:
         """Takes up what the table has of the retentions in an engine's first frames here.
 
@@ -152,7 +158,11 @@ class Takeover:
             )
             if lease.state is LeaseState.ENDED or not held:
                 self._elsewhere.put(lease, found.revision)
-            elif self._homes.is_home(engine.engine_id):
+            elif not self._homes.is_home(engine.engine_id):
+                return
+            elif lease.engine_epoch < engine.epoch:
+                self.fence(lease, found.revision)
+            else:
                 self.take_up(lease, found.revision)
                 return
 

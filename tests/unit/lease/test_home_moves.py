@@ -6,9 +6,9 @@ from kvplane_services.errors import LeaseFenced
 from kvplane_services.lease.model import EndReason, LeaseState
 from kvplane_services.lease.reports import EngineReport
 from kvplane_services.store.paging import PageRequest
-from tests.support.lease_fleet import LeaseFleet, told, written
+from tests.support.lease_fleet import TTL, LeaseFleet, told, written
 from tests.support.state_plane import by_retention
-from tests.support.state_values import full, handle_of, held, retention_of
+from tests.support.state_values import engine_of, full, handle_of, held, retention_of
 
 
 async def test_every_replica_tells_of_every_lease(fleet: LeaseFleet) -> None:
@@ -236,3 +236,26 @@ async def test_a_new_registration_elsewhere_fences_what_was_held(fleet: LeaseFle
     assert [plane.manager.get(lease.name).end_reason for plane in fleet.planes] == [
         EndReason.FENCED
     ] * 3
+
+
+async def test_a_lease_of_an_earlier_registration_that_is_seen_late() -> None:
+    """An engine that registers where its last lease is not known yet gets a new one on it.
+
+    No router would use one that says that another registration holds it.
+    """
+    fleet = LeaseFleet(2)
+    async with fleet.planes[0].running():
+        lease = await fleet.held_lease(0, await fleet.register(0))
+        # Nothing runs there that would have told this replica of the lease.
+        engine = await fleet.planes[1].register(engine_of(), ttl=TTL)
+        answer = await fleet.planes[1].report(engine, full(told(lease)))
+
+        (directive,) = answer.directives
+        renewed = fleet.planes[1].manager.get(directive.lease)
+        assert renewed.engine_epoch == engine.epoch > lease.engine_epoch
+        assert renewed.fencing_token == lease.fencing_token
+        assert fleet.planes[1].manager.get(lease.name).end_reason is EndReason.FENCED
+        async with fleet.planes[1].running():
+            await fleet.settle()
+            assert fleet.states(lease) == [LeaseState.ENDED] * 2
+            assert fleet.states(renewed) == [LeaseState.ACTIVE] * 2
