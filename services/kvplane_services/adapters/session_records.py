@@ -127,4 +127,7 @@ def _microseconds(moment: dt.datetime | None) -> int:
 
 
 def _moment(microseconds: int) -> dt.datetime | None:
-    return None if microseconds == 0 else _EPOCH + microseconds * _MICROSECOND
+    try:
+        return None if microseconds == 0 else _EPOCH + microseconds * _MICROSECOND
+    except OverflowError:
+        return None  # Damaged: no reason to stop serving the others.

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvplane_services.adapters.records import SESSIONS
 from kvplane_services.adapters.session_records import SessionCodec
 from kvplane_services.lease.model import EndReason
+from kvplane_services.records.v1 import session_pb2
 from kvplane_services.session.model import SessionHints, SessionState
 from kvplane_services.session.record import KnownTurn, SessionRecord
 
@@ -86,3 +87,15 @@ def test_what_is_no_record_is_refused() -> None:
     """A store that holds something else says so where it is read."""
     with pytest.raises(ValueError, match=r"not a kvplane_services\.records\.v1\.SessionRecord"):
         SESSIONS.decode(b"\xff\xff\xff")
+
+
+def test_times_that_nobody_can_have_written_are_left_out() -> None:
+    """A damaged record takes no process down that follows all of them."""
+    message = session_pb2.SessionRecord(create_time=2**62, update_time=-(2**62), turn_count=3)
+    message.turns.add(finish_time=2**63 - 1)
+    packed = SESSIONS.decode(message.SerializeToString())
+
+    record = SessionCodec().unpack(packed)
+
+    assert (record.create_time, record.update_time, record.turn_count) == (None, None, 3)
+    assert record.turns[0].finish_time is None
