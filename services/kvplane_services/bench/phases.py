@@ -25,7 +25,7 @@ _DB_USED = "etcd_mvcc_db_total_size_in_use_in_bytes"
 _SUPERSEDED_SHARE, _MOST_SUPERSEDED = 0.2, 20_000
 # Spans of renewals that are measured at least, each as long as a lease goes between two.
 _WINDOWS = 3
-_LAG_RATE = 100.0
+_LAG_RATE = 50.0
 _BURSTS = 3
 _SETTLED_AFTER = 1.0
 
