@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvplane.client.channel import Tls
-from kvplane_services.adapters.etcd.backend import CompactedError, PutOp
+from kvplane_services.adapters.etcd.backend import CompactedError, NoRoom, PutOp
 from kvplane_services.adapters.etcd.config import EtcdConfig
 from kvplane_services.errors import StoreRefused, Unavailable
 from tests.contract.etcd_backend.odd_etcd import compacted_underneath, serving
@@ -226,7 +226,7 @@ async def test_full_etcd(make: MakeBackend) -> None:
             for number in range(100):
                 await backend.txn([], [PutOp(b"/%d" % number, b"x" * 100_000)])
 
-        with pytest.raises(Unavailable) as caught:
+        with pytest.raises(NoRoom) as caught:
             await fill()
 
         said = line(caught.value.message, config)

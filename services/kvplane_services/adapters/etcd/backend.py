@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvplane_services.errors import Unavailable
+
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
@@ -112,6 +114,10 @@ class CompactedError(Exception):
     def __init__(self, revision: int) -> None:
         super().__init__(f"etcd has no changes from there on, but a state at revision {revision}")
         self.revision = revision
+
+
+class NoRoom(Unavailable):
+    """etcd answers, and takes no writes until an operator has made room. Nothing was done."""
 
 
 class LeaseGone(Exception):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from kvplane.client.backoff import Backoff
-from kvplane_services.adapters.etcd.backend import LeaseGone
+from kvplane_services.adapters.etcd.backend import LeaseGone, NoRoom
 from kvplane_services.clock import Clock, wait_set
 from kvplane_services.errors import StoreRefused, Unavailable
 
@@ -62,7 +62,7 @@ class Contact:
         started = self._clock.now()
         try:
             result = await call
-        except LeaseGone:
+        except (LeaseGone, NoRoom):
             self._answered()
             raise
         except (Unavailable, StoreRefused) as error:

@@ -10,6 +10,7 @@ import grpc.aio
 
 from kvplane.client.backoff import Backoff
 from kvplane.client.replicas import Replica, Replicas, is_own_cancellation
+from kvplane_services.adapters.etcd.backend import NoRoom
 from kvplane_services.adapters.etcd.config import EtcdConfig
 from kvplane_services.adapters.etcd.grpc_channel import open_etcd_channel
 from kvplane_services.adapters.etcd.grpc_failures import (
@@ -92,7 +93,7 @@ class NodeCalls:
             seconds = min(self.config.try_timeout, deadline - self.clock.now())
             try:
                 return await self._call(node, method, request, seconds, anonymous=anonymous)
-            except (NotPermitted, Closed):
+            except (NotPermitted, NoRoom, Closed):
                 raise
             except (Unavailable, StoreRefused) as error:
                 failures[node.address] = error
@@ -129,7 +130,8 @@ class NodeCalls:
     async def failed(self, node: Replica, error: grpc.aio.AioRpcError) -> Failure:
         """What a failure means. Another node is in use from here on if it says nothing else."""
         failure = failure_of(error, address=node.address, config=self.config)
-        if isinstance(failure, Unavailable | StoreRefused):
+        # No other node has room if this one has none.
+        if isinstance(failure, Unavailable | StoreRefused) and not isinstance(failure, NoRoom):
             await self.leave(node, silent=error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
         return failure
 

@@ -5,7 +5,7 @@ import re
 import grpc
 import grpc.aio
 
-from kvplane_services.adapters.etcd.backend import LeaseGone
+from kvplane_services.adapters.etcd.backend import LeaseGone, NoRoom
 from kvplane_services.adapters.etcd.config import EtcdConfig
 from kvplane_services.errors import StoreRefused, Unavailable
 
@@ -52,6 +52,11 @@ def explain(
             return signal(said)
     if "user name is empty" in said and config.user:
         return StaleToken("etcd has begun to ask for a password")
+    if "database space exceeded" in said:
+        return NoRoom(
+            f"etcd at {address} is full: compact and defragment it, then `etcdctl alarm disarm`",
+            retry_after=_RETRY_AFTER,
+        )
     if "permission denied" in said:
         return NotPermitted(
             f"etcd at {address} does not let {_who(config)} do that: grant reading and writing of "
@@ -163,8 +168,4 @@ _OUTAGES = (
     ("errors resolving", "has a name that cannot be resolved: check the address"),
     ("DNS resolution failed", "has a name that cannot be resolved: check the address"),
     ("no leader", "has no leader: fewer than half of its nodes can reach each other"),
-    (
-        "database space exceeded",
-        "is full: compact and defragment it, then `etcdctl alarm disarm`",
-    ),
 )

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvplane_services.adapters.etcd.backend import LeaseGone
+from kvplane_services.adapters.etcd.backend import LeaseGone, NoRoom
 from kvplane_services.adapters.etcd.contact import Contact
 from kvplane_services.errors import StoreRefused, Unavailable
 from tests.support.clock import FakeClock
@@ -134,6 +134,17 @@ async def test_a_lease_that_is_gone_is_an_answer(contact: Contact, etcd: Etcd) -
         await contact.ask(etcd.call())
 
     assert contact.reachable
+
+
+async def test_an_etcd_that_is_full_is_there(contact: Contact, etcd: Etcd) -> None:
+    """It answers what it is asked; that it takes no writes is for each of them to say."""
+    etcd.failure = NoRoom("full", retry_after=1.0)
+
+    with pytest.raises(NoRoom):
+        await contact.ask(etcd.call())
+
+    assert contact.reachable
+    assert etcd.calls == 1
 
 
 async def test_callers_who_give_up_raise_doubts(
