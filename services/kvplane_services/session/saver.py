@@ -66,6 +66,8 @@ class Saver:
         self._deletions: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._reachable_since = clock.now()
+        # Whether the last attempt failed: the log is told of the first one only.
+        self._away = False
 
     def note(self, name: str) -> None:
         """Writes a session soon, if something of it waits and this replica looks after it."""
@@ -110,8 +112,11 @@ class Saver:
             while self._queue or self._deletions:
                 try:
                     await self._write_some()
+                    self._away = False
                 except Unavailable as error:
-                    _log.warning("changes of sessions wait for the store: %s", error.message)
+                    if not self._away:
+                        _log.warning("changes of sessions wait for the store: %s", error.message)
+                    self._away = True
                     await self._clock.sleep(jittered(error.retry_after))
 
     async def read_again(self, name: str) -> None:

@@ -5,6 +5,7 @@ import uuid
 
 import pytest
 
+from kvplane_services.adapters.records import SESSIONS
 from kvplane_services.errors import AlreadyExists, Conflict, KvplaneError, NotFound, Unavailable
 from kvplane_services.lease.model import EndReason, LeaseState
 from kvplane_services.session.config import SessionConfig
@@ -451,3 +452,21 @@ async def test_a_lease_is_the_sessions_at_all_replicas_or_at_none() -> None:
         late.leases.send(upserted(lease(1)), upserted(ended(1, EndReason.RELEASED)))
         await crowd.settle()
         assert late.session() == keeper.session()
+
+
+async def test_a_store_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is tried again."""
+    crowd = Registries()
+    async with crowd.running("a") as (replica,):
+        await crowd.hear(SYNCED)
+        replica.store.cut(notices=False)
+        await crowd.hear(upserted(lease(1)))
+        for _ in range(60):
+            await crowd.clock.advance(1)
+        replica.store.heal()
+        await crowd.clock.advance(2)
+        await crowd.settle()
+
+        told = [each.getMessage() for each in caplog.records if "wait for" in each.getMessage()]
+        assert told == ["changes of sessions wait for the store: the store is away"]
+        assert await replica.store.table(SESSIONS).get(key_of().name) is not None
