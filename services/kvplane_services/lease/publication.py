@@ -6,18 +6,21 @@ that lapses by itself, so that nothing is left of a replica that died.
 """
 
 import asyncio
+import logging
 
 from kvplane_services.clock import Clock, jittered
 from kvplane_services.engine.ports import Homes
-from kvplane_services.errors import Conflict, GuardFailed, Unavailable
+from kvplane_services.errors import Conflict, GuardFailed, TooLarge, Unavailable
 from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.lapsing import LapsingAnchor
 from kvplane_services.lease.ledger import Ledger
 from kvplane_services.lease.merging import Merger
-from kvplane_services.lease.model import Lease, LeaseState
+from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.store.journal import Journal, Place
 from kvplane_services.store.ports import Store, Table
 from kvplane_services.store.write_behind import WriteBehind
+
+_log = logging.getLogger(__name__)
 
 # After how long a change is tried again that was refused while it was not clear why, in seconds.
 _RETRY_REFUSED = 1.0
@@ -186,8 +189,18 @@ class Publication:
             self._ledger.set_revision(lease_id, 0)
         elif isinstance(error, GuardFailed):
             self.hold_back(engine_id, lease_id)
+        elif isinstance(error, TooLarge):
+            self._give_up(lease_id, error)
         else:
             self._conflicts.append(lease_id)
+
+    def _give_up(self, lease_id: str, error: TooLarge) -> None:
+        """Releases a lease that nobody can be told of: its blocks would be held in vain."""
+        record = self._ledger.find(lease_id)
+        if record is not None and record.release is None:
+            _log.warning("%s is released, for it cannot be written: %s", record.lease.name, error)
+            # Too large to be written as well; its end is not, which comes without a handle.
+            self._ledger.release(record, EndReason.RELEASED)
 
     async def _merge_conflicts(self) -> None:
         while self._conflicts:

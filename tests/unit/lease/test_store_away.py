@@ -1,12 +1,17 @@
 """What leases do while the store is away, and after it has lost its data."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from kvplane_services.lease.model import EndReason, LeaseState, RenewalOutcome
+from kvplane_services.adapters.records import LEASES
+from kvplane_services.errors import TooLarge
+from kvplane_services.lease.model import EndReason, Handle, Lease, LeaseState, RenewalOutcome
 from kvplane_services.lease.reports import EngineReport
-from kvplane_services.store.model import Removed
+from kvplane_services.store.model import Delete, Put, Removed
+from kvplane_services.store.paging import PageRequest
 from tests.support.lease_fleet import LeaseFleet, told, written
 from tests.support.state_plane import by_retention
 from tests.support.state_values import engine_of, full, held, retention_of
@@ -258,3 +263,34 @@ async def test_ended_leases_leave_nothing_behind(fleet: LeaseFleet) -> None:
     await fleet.advance(140, step=10)
 
     assert (await fleet.leases.list()).items == ()
+
+
+async def test_a_lease_that_is_too_large_to_be_written(
+    fleet: LeaseFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can be told of it, so its engine gives the blocks back; an operator hears why."""
+    table = fleet.stores[0].table(LEASES)
+    commit = table.commit
+
+    async def limited(changes: Sequence[Put[Lease] | Delete], **named: Any) -> int:
+        for change in changes:
+            if isinstance(change, Put) and len(change.value.handle.kv_transfer_params) > 1000:
+                about = {"key": change.key} if len(changes) == 1 else {}
+                raise TooLarge("at most 1000 bytes at once", **about)
+        return await commit(changes, **named)
+
+    table.commit = limited  # type: ignore[method-assign]
+    engine = await fleet.register(0)
+    large = retention_of("large", handle=Handle(b'{"remote_block_ids":[[' + b"1," * 999 + b"1]]}"))
+    await fleet.report(0, engine, full(retention_of("small", "other"), large))
+    await fleet.advance(5)
+
+    answer = await fleet.report(0, engine, held())
+    (directive,) = [one for one in answer.directives if one.release]
+    assert (directive.retention_id, directive.release) == ("large", EndReason.RELEASED)
+    told_of = [each for each in caplog.records if "cannot be written" in each.getMessage()]
+    assert len(told_of) == 1
+    await fleet.report(0, engine, EngineReport(ended=(("large", EndReason.RELEASED),)))
+    for plane in fleet.planes:
+        assert plane.manager.get(directive.lease).end_reason is EndReason.RELEASED
+        assert len((await plane.manager.list(PageRequest())).items) == 1
