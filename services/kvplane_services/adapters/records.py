@@ -64,11 +64,11 @@ def _claim_from_wire(message: claim_pb2.ClaimNote) -> ClaimNote:
 
 
 def _member_to_wire(member: Member) -> member_pb2.Member:
-    return member_pb2.Member(roles=member.roles, address=member.address)
+    return member_pb2.Member(roles=member.roles)
 
 
 def _member_from_wire(message: member_pb2.Member) -> Member:
-    return Member(tuple(message.roles), message.address)
+    return Member(tuple(message.roles))
 
 
 CLAIMS: TableSpec[ClaimNote] = TableSpec(

@@ -30,10 +30,9 @@ _LEAVE_WITHIN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a process says of itself; `address` is where it serves gRPC, empty for nowhere."""
+    """What a process says of itself: which kinds of work it shares."""
 
     roles: tuple[str, ...]
-    address: str = ""
 
 
 class Members:
@@ -94,10 +93,6 @@ class Members:
             live = tuple(sorted(key for key, member in known if role in member.roles))
             self._live[role] = live
         return live
-
-    def find(self, member_id: str) -> Member | None:
-        """What a live member says of itself."""
-        return self._known.get(member_id)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever a member comes or goes."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(kvplane_services/records/v1/member.proto\x12\x1bkvplane_services.records.v1\"8\n\x06Member\x12\x14\n\x05roles\x18\x01 \x03(\tR\x05roles\x12\x18\n\x07\x61\x64\x64ress\x18\x02 \x01(\tR\x07\x61\x64\x64ressb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(kvplane_services/records/v1/member.proto\x12\x1bkvplane_services.records.v1\"\x1e\n\x06Member\x12\x14\n\x05roles\x18\x01 \x03(\tR\x05rolesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvplane_services.records.v1
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MEMBER']._serialized_start=73
-  _globals['_MEMBER']._serialized_end=129
+  _globals['_MEMBER']._serialized_end=103
 # @@protoc_insertion_point(module_scope)

@@ -27,22 +27,18 @@ class Member(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLES_FIELD_NUMBER: _builtins.int
-    ADDRESS_FIELD_NUMBER: _builtins.int
-    address: _builtins.str
-    """Where it serves gRPC, `host:port`; empty if others cannot call it."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What it serves: `leases`, `registry`, `router`."""
+        """Which kinds of work it shares with the others that have the role, such as `registry`."""
 
     def __init__(
         self,
         *,
         roles: _abc.Iterable[_builtins.str] | None = ...,
-        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "roles", b"roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["roles", b"roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
