@@ -28,7 +28,6 @@ class Tally:
     granted: int = 0
     renewed: int = 0
     released: int = 0
-    frames: int = 0
     # Time and count of grants, and of releases, at each answer that brought some.
     grants: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     releases: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
@@ -227,7 +226,6 @@ class LoadEngine:
 
     def _count(self, renewed: int, granted: int, released: int) -> None:
         tally, now = self._tally, self._clock.now()
-        tally.frames += 1
         tally.renewed += renewed
         if granted:
             tally.granted += granted

@@ -18,7 +18,6 @@ Progress = Callable[[str], None]
 # etcd's counts of what Raft agreed on, everything of its own included, and of values written:
 # one of the former can hold a hundred of the latter.
 _WRITES = ("etcd_server_proposals_committed_total", "etcd_mvcc_put_total")
-_KEYS = "etcd_debugging_mvcc_keys_total"
 _DB_SIZE = "etcd_mvcc_db_total_size_in_bytes"
 _DB_USED = "etcd_mvcc_db_total_size_in_use_in_bytes"
 # Part of the sessions that take another turn, and how many at most.
