@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 # An anchor that is kept every third of its TTL has two thirds left when its keeper dies.
 _ANCHOR_SHARE = 1.5
+# Seconds after which a home is put back that somebody else wrote at the same time.
+_LOOK_AGAIN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,9 @@ class EngineHomes:
                     await self._restore(engine_id)
                     self._broken.pop(engine_id, None)
                 except Conflict:
-                    continue  # Somebody wrote in between: look again.
+                    # Somebody wrote in between: look again, and not at once, for it may be that
+                    # what is there cannot be read.
+                    await self._clock.sleep(jittered(_LOOK_AGAIN))
                 except Unavailable as error:
                     _log.warning("the home of engines/%s waits: %s", engine_id, error.message)
                     await self._clock.sleep(jittered(error.retry_after))

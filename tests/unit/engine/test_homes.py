@@ -444,6 +444,31 @@ async def test_a_take_that_is_answered_late(pair: Pair) -> None:
     await pair.two.write("a", "1")
 
 
+async def test_putting_back_over_what_cannot_be_read(pair: Pair) -> None:
+    """A home that is refused again and again is not tried without end in one go."""
+    await pair.one.homes.take("d0", ttl=10)
+    await pair.settle()
+    table = pair.one.store.table(HOMES)
+    put, refused = table.put, 0
+
+    async def refuse(*_: object, **__: object) -> int:
+        nonlocal refused
+        refused += 1
+        raise Conflict("somebody was faster")
+
+    table.put = refuse  # type: ignore[method-assign]
+    pair.shared.remove("homes", "d0")
+    await pair.settle()
+    for _ in range(20):
+        await pair.clock.advance(0.5)
+
+    assert 10 <= refused <= 25
+    table.put = put  # type: ignore[method-assign]
+    await pair.clock.advance(1)
+    await pair.settle()
+    await pair.one.write("a", "1")
+
+
 async def test_conflict_is_told(pair: Pair) -> None:
     """Who loses a race twice says so, and is not home."""
     table = pair.two.store.table(HOMES)
