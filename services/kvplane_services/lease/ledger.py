@@ -18,7 +18,6 @@ from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.lease.newest import Newest
 from kvplane_services.lease.record import Record
 from kvplane_services.lease.shelf import Shelf
-from kvplane_services.session.model import SessionKey
 
 
 class Ledger:
@@ -67,11 +66,6 @@ class Ledger:
         """The live lease on a retention."""
         shelf = self._shelves.get(engine_id)
         return shelf.records.get(retention_id) if shelf else None
-
-    def active(self, key: SessionKey) -> Record | None:
-        """The session's active lease, if it is on an engine of this replica."""
-        newest = self._newest.find(key)
-        return newest if isinstance(newest, Record) else None
 
     def engines(self) -> list[str]:
         """Ids of the engines that have live leases."""
