@@ -17,7 +17,6 @@ it vanishes.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 
 from kvplane_services.clock import Clock
 from kvplane_services.engine.answers import (
@@ -30,7 +29,12 @@ from kvplane_services.engine.compatibility import check_build, check_partners
 from kvplane_services.engine.drain_order import order_elsewhere, unknown
 from kvplane_services.engine.model import Engine, EngineLoad, EngineState, Role
 from kvplane_services.engine.ports import Homes
-from kvplane_services.engine.registration import DirectoryConfig, check_registration, first_state
+from kvplane_services.engine.registration import (
+    DirectoryConfig,
+    as_registered,
+    check_registration,
+    larger_epoch,
+)
 from kvplane_services.engine.residence import Residence
 from kvplane_services.errors import AlreadyExists, EpochStale, Saturated
 from kvplane_services.store.feeds import TableFeed
@@ -129,16 +133,8 @@ class EngineDirectory:
                 # Somebody was quicker, and its registration stands: it lives here now.
                 self._own.enter(held, ttl=granted)
                 return Registration(held, granted, self._config.heartbeat_interval)
-            state = first_state(engine, held)
-            engine = replace(
-                engine,
-                epoch=epoch,
-                state=state,
-                load=EngineLoad(),
-                create_time=self._clock.wall(),
-                expire_time=None,
-                drain_requested=state is EngineState.DRAINING,
-            )
+            epoch = larger_epoch(epoch, before, held)
+            engine = as_registered(engine, held, epoch=epoch, at=self._clock.wall())
             self._own.register(engine, ttl=granted)
             answer = Registration(
                 self.get(engine.engine_id), granted, self._config.heartbeat_interval

@@ -1,5 +1,6 @@
 """What a registration must say, and the durations it is granted. Pure."""
 
+import datetime as dt
 import re
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ from kvplane_services.engine.addresses import (
     check_port,
     check_side_channel,
 )
-from kvplane_services.engine.model import ConnectorKind, Engine, EngineState
+from kvplane_services.engine.model import ConnectorKind, Engine, EngineLoad, EngineState
 from kvplane_services.errors import InvalidRequest
 
 _ENGINE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -98,6 +99,28 @@ def first_state(engine: Engine, held: Engine | None) -> EngineState:
     same = held is not None and engine.nixl is not None and engine.nixl == held.nixl
     drains = held is not None and held.drain_requested
     return EngineState.DRAINING if same and drains else EngineState.ACTIVE
+
+
+def as_registered(engine: Engine, held: Engine | None, *, epoch: int, at: dt.datetime) -> Engine:
+    """The engine as it is once it registered at a time, given what was registered before."""
+    state = first_state(engine, held)
+    return replace(
+        engine,
+        epoch=epoch,
+        state=state,
+        load=EngineLoad(),
+        create_time=at,
+        expire_time=None,
+        drain_requested=state is EngineState.DRAINING,
+    )
+
+
+def larger_epoch(drawn: int, *known: Engine | None) -> int:
+    """The epoch of a registration: the one drawn, unless one that is known is as large.
+
+    The sequence may have begun anew in a store that lost its data, by another replica's clock.
+    """
+    return max([drawn, *(engine.epoch + 1 for engine in known if engine is not None)])
 
 
 def _check_models(engine: Engine) -> None:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kvplane_services.adapters.memory import MemorySequence
 from kvplane_services.adapters.records import ENGINES
 from kvplane_services.engine.answers import HeartbeatAnswer, HeartbeatOutcome
 from kvplane_services.engine.model import EngineState, KvLayout, Role
@@ -14,6 +15,7 @@ from kvplane_services.errors import (
     Unavailable,
 )
 from kvplane_services.store.paging import PageRequest
+from tests.support.clock import FakeClock
 from tests.support.engine_fleet import ALIVE, LOAD, Fleet
 from tests.support.state_values import engine_of
 
@@ -253,3 +255,20 @@ async def test_two_that_take_an_engine_at_the_same_time(fleet: Fleet) -> None:
             assert isinstance(answer, Conflict)
         else:
             assert answer.outcome is HeartbeatOutcome.RENEWED
+
+
+async def test_an_epoch_is_larger_than_the_one_before_by_whatever_clock(fleet: Fleet) -> None:
+    """Also where a store that lost its data counts epochs anew, at a replica whose clock is late.
+
+    Else nothing would fence what the engine held before it was restarted.
+    """
+    await fleet.advance(60)
+    before = await fleet.register(0)
+    # A clock that begins when the fleet's did.
+    fleet.planes[1].directory._epochs = MemorySequence(clock=FakeClock())
+
+    after = await fleet.register(1)
+
+    assert after.epoch > before.epoch
+    assert (await fleet.beat(1, after)).outcome is HeartbeatOutcome.RENEWED
+    assert (await fleet.beat(0, before)).outcome is HeartbeatOutcome.FENCED
