@@ -167,6 +167,7 @@ class EngineDirectory:
         if refused is not None or engine_id not in self._own:
             return HeartbeatAnswer(refused or HeartbeatOutcome.NOT_FOUND, interval)
         self._own.extend(engine_id)
+        ttl = self._own.ttl(engine_id)
         if load is not None and self._own.load(engine_id, load):
             await self._residence.write_soon()
         engine = self.get(engine_id)
@@ -174,7 +175,7 @@ class EngineDirectory:
             HeartbeatOutcome.RENEWED,
             interval,
             engine=engine,
-            ttl=self._own.ttl(engine_id),
+            ttl=ttl,
             drain_requested=engine.state is EngineState.DRAINING,
         )
 

@@ -74,6 +74,11 @@ class OwnEngines:
         own = self._own.get(engine_id)
         return self._stamped(own.engine) if own else None
 
+    def is_lost(self, engine_id: str) -> bool:
+        """Whether it is one of them, and lost."""
+        own = self._own.get(engine_id)
+        return own is not None and own.engine.state is EngineState.LOST
+
     def ids(self) -> tuple[str, ...]:
         """Ids of all of them."""
         return tuple(self._own)

@@ -16,7 +16,7 @@ from kvplane_services.engine.own_engines import OwnEngines
 from kvplane_services.engine.ports import Homes
 from kvplane_services.engine.registration import DirectoryConfig
 from kvplane_services.engine.seen_engines import SeenEngines
-from kvplane_services.errors import Unavailable
+from kvplane_services.errors import Conflict, Unavailable
 from kvplane_services.store.model import Versioned
 from kvplane_services.store.ports import Anchors, Table
 from kvplane_services.store.write_behind import WriteBehind
@@ -119,6 +119,8 @@ class Residence:
             found = await self._table.get(engine_id, current=True)
             self.own.journal.adopt(engine_id, found.revision if found else 0)
             before = self._departures.standing(found.value) if found else None
+        if not self._homes.is_home(engine_id):
+            raise Conflict(f"engines/{engine_id} moved on at once")
         self._doubtful.discard(engine_id)
         self._departures.cancel(engine_id)
         return before
@@ -283,11 +285,10 @@ class Residence:
             engine_id = self._doubtful.pop()
             try:
                 await self._ask(engine_id)
-                engine = self.own.find(engine_id)
-                if engine is not None and engine.state is EngineState.LOST:
-                    anchor = anchor or await self._anchors.open(
-                        self._config.remember_lost, keep=False
-                    )
+                if self.own.is_lost(engine_id) and not anchor:
+                    anchor = await self._anchors.open(self._config.remember_lost, keep=False)
+                # It may have moved meanwhile: what woke up late is told of that just now.
+                if self.own.is_lost(engine_id):
                     self.own.hang_lost(engine_id, anchor)
             except Unavailable:
                 self._doubtful.add(engine_id)

@@ -1,6 +1,7 @@
 """Engines that are told of everywhere, and move between replicas."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -272,3 +273,44 @@ async def test_an_epoch_is_larger_than_the_one_before_by_whatever_clock(fleet: F
     assert after.epoch > before.epoch
     assert (await fleet.beat(1, after)).outcome is HeartbeatOutcome.RENEWED
     assert (await fleet.beat(0, before)).outcome is HeartbeatOutcome.FENCED
+
+
+async def test_a_replica_that_wakes_up_late(fleet: Fleet) -> None:
+    """An engine that it calls lost, and hears to have moved in the same moment, is not its own."""
+    engine = await fleet.register(0)
+    await fleet.advance(12)
+    anchors = fleet.stores[0].anchors
+    opened = anchors.open
+
+    async def answered_late(ttl: float, *, keep: bool = True) -> str:
+        anchor = await opened(ttl, keep=keep)
+        await fleet.beat(1, engine)
+        for _ in range(5):
+            await fleet.clock.advance(0)
+        return anchor
+
+    anchors.open = answered_late  # type: ignore[method-assign]
+    await fleet.advance(4)
+
+    assert fleet.home() == [False, True, False]
+    assert fleet.states() == ALIVE
+
+
+async def test_an_engine_that_moves_while_its_load_is_written(fleet: Fleet) -> None:
+    """The heartbeat that brought the load is answered."""
+    engine = await fleet.register(0)
+    table = fleet.stores[0].table(ENGINES)
+    commit = table.commit
+
+    async def answered_late(*given: Any, **named: Any) -> int:
+        revision = await commit(*given, **named)
+        await fleet.beat(1, engine)
+        for _ in range(5):
+            await fleet.clock.advance(0)
+        return revision
+
+    table.commit = answered_late  # type: ignore[method-assign]
+    answer = await fleet.beat(0, engine, LOAD)
+
+    assert answer.outcome is HeartbeatOutcome.RENEWED
+    assert fleet.home() == [False, True, False]
