@@ -83,6 +83,8 @@ class Following:
                 continue
             if found is None:
                 self._elsewhere.vanish(lease_id, self._clock.now())
+            elif self._homes.is_home(found.value.engine_id):
+                self._take_own(found)
             else:
                 self._take_other(found.value, found.revision)
 

@@ -171,17 +171,18 @@ class Ledger:
         self._change(lease.lease_id, ended)
 
     def drop_engine(self, engine_id: str) -> list[Record]:
-        """Forgets an engine's leases, and ends that are not written; ends and writes nothing."""
+        """Forgets an engine's live leases; ends and writes nothing."""
         shelf = self._shelves.get(engine_id)
         dropped = list(shelf.records.values()) if shelf else []
         for record in dropped:
             self._remove(record)
             self._changes.pop(record.lease_id, None)
-        for lease_id, lease in list(self._changes.items()):
-            if lease is not None and lease.engine_id == engine_id:
-                self._changes.pop(lease_id)
-                self._ended.drop(lease_id)
         return dropped
+
+    def drop_end(self, lease_id: str) -> None:
+        """Forgets that a lease ended; writes nothing."""
+        self._changes.pop(lease_id, None)
+        self._ended.drop(lease_id)
 
     # -- What is to be written ---------------------------------------------------------------
 

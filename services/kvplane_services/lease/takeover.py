@@ -173,8 +173,20 @@ class Takeover:
             if self._publication.waits(record.lease_id) or not record.revision:
                 self._unsure.add(record.lease_id)
                 self._some_unsure.set()
+        # Ends that the store has not taken, and will not: they are none.
+        ends = [
+            lease.lease_id
+            for lease in self._ledger.ended()
+            if lease.engine_id == engine_id and self._publication.waits(lease.lease_id)
+        ]
         dropped = self._ledger.drop_engine(engine_id)
-        self._publication.forget_engine(engine_id, [record.lease_id for record in dropped])
+        for lease_id in ends:
+            self._ledger.drop_end(lease_id)
+            self._unsure.add(lease_id)
+            self._some_unsure.set()
+        self._publication.forget_engine(
+            engine_id, [*ends, *(record.lease_id for record in dropped)]
+        )
         now = self._clock.now()
         for record in dropped:
             self._elsewhere.put(record.lease, record.revision)

@@ -1,8 +1,12 @@
 """What becomes of an engine's leases when its stream comes to another replica."""
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 
-from kvplane_services.errors import LeaseFenced
+from kvplane_services.engine.model import EngineState
+from kvplane_services.errors import LeaseFenced, Unavailable
 from kvplane_services.lease.model import EndReason, LeaseState
 from kvplane_services.lease.reports import EngineReport
 from kvplane_services.store.paging import PageRequest
@@ -201,6 +205,26 @@ async def test_a_stale_home_writes_nothing(fleet: LeaseFleet) -> None:
     assert fleet.homes() == [1]
     stored = await fleet.stored(lease)
     assert stored is not None
+
+
+async def test_an_end_that_the_store_refused_is_no_end(fleet: LeaseFleet) -> None:
+    """A replica that was cut off and took its engine for lost tells what the new home has."""
+    engine = await fleet.register(0)
+    lease = await fleet.held_lease(0, engine)
+    fleet.stores[0].cut()
+    await fleet.report(1, engine, full(told(lease)))
+    lost = replace(engine, state=EngineState.LOST)
+    with contextlib.suppress(Unavailable):
+        await fleet.planes[0].manager.observe(lost)
+    assert fleet.planes[0].manager.get(lease.name).state is LeaseState.ENDED
+    # Its writes come through, and are refused, before it hears where its engine is.
+    fleet.stores[0].away = False
+    await fleet.advance(5)
+    fleet.stores[0].heal()
+    await fleet.advance(10)
+
+    assert fleet.homes() == [1]
+    assert fleet.states(lease) == [LeaseState.ACTIVE] * len(fleet.planes)
 
 
 async def test_a_stale_token_is_refused_anywhere(fleet: LeaseFleet) -> None:
