@@ -1,7 +1,6 @@
 """The benchmark, phase by phase."""
 
 import asyncio
-from collections.abc import Callable
 
 from kvplane_services.bench.etcd_server import EtcdServer
 from kvplane_services.bench.figures import Spread, percentile, rates
@@ -11,9 +10,8 @@ from kvplane_services.bench.options import ScaleOptions
 from kvplane_services.bench.planes import PlaneProcess
 from kvplane_services.bench.watch_lag import lag_probe
 from kvplane_services.clock import Clock
+from kvplane_services.local.errand import Progress
 from kvplane_services.main.process import background
-
-Progress = Callable[[str], None]
 
 # etcd's counts of what Raft agreed on, everything of its own included, and of values written:
 # one of the former can hold a hundred of the latter.

@@ -18,10 +18,11 @@ from kvplane_services.bench.etcd_server import EtcdServer, borrowed_etcd, privat
 from kvplane_services.bench.figures import rounded
 from kvplane_services.bench.fleet import Fleet
 from kvplane_services.bench.options import ScaleOptions
-from kvplane_services.bench.phases import Phases, Progress
+from kvplane_services.bench.phases import Phases
 from kvplane_services.bench.planes import PlaneProcess, running_plane
 from kvplane_services.bench.workload import Workload
 from kvplane_services.clock import Clock
+from kvplane_services.local.errand import Progress
 from kvplane_services.main.process import background
 
 AIMS = {

@@ -4,11 +4,7 @@ import asyncio
 import contextlib
 import json
 import platform
-import shutil
-import signal
-import tempfile
 import uuid
-from collections.abc import Callable, Generator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,12 +15,12 @@ from kvplane_services.clock import Clock, SystemClock
 from kvplane_services.demo.play import play
 from kvplane_services.demo.report import as_document, as_table, failures
 from kvplane_services.demo.stage import (
-    Progress,
     running_plane,
     sim_pair,
     until_pair_serves,
     vllm_pair,
 )
+from kvplane_services.local.errand import Progress, run_errand
 from kvplane_services.local.processes import StartError
 
 _ASK_VERSIONS = (
@@ -43,61 +39,19 @@ async def run_demo(
     Args:
         engine_python: Python that has vLLM; None for simulated engines.
         json_file: Where to write the table as JSON, if anywhere.
-        log_dir: Where to keep the logs; None for a temporary folder, which is kept on failure.
+        log_dir: See `run_errand`.
 
     Returns:
-        The exit code: 0 if reuse happened and every answer is the same; 128 and the signal's
-        number after SIGINT or SIGTERM, which stop what was started.
+        The exit code: 0 if reuse happened and every answer is the same; else see `run_errand`.
 
     """
-    out, err = Console(), Console(stderr=True, highlight=False)
-    folder = log_dir or Path(tempfile.mkdtemp(prefix="kvplane-demo-"))
-    folder.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
-    started = clock.now()
 
-    def say(line: str) -> None:
-        err.print(f"[{clock.now() - started:5.1f} s] {line}", markup=False, soft_wrap=True)
+    async def work(folder: Path, say: Progress) -> int:
+        return await _run(engine_python, json_file, folder, Console(), say, clock)
 
-    code = 1
-    received: list[signal.Signals] = []
-    running = asyncio.create_task(_run(engine_python, json_file, folder, out, say, clock))
-
-    def stop(number: signal.Signals) -> None:
-        received.append(number)
-        running.cancel()
-
-    try:
-        with _on_stop(stop):
-            code = await running
-    except asyncio.CancelledError:
-        if not received:
-            raise
-        say(f"{received[0].name}: stopped everything that was started")
-        # What a shell answers for a command that a signal ended.
-        code = 128 + received[0]
-    except (StartError, openai.APIError, OSError) as error:
-        err.print(f"kvplane demo: {error}", markup=False, soft_wrap=True)
-    finally:
-        if code == 0 and log_dir is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            say(f"logs are in {folder}")
-    return code
-
-
-@contextlib.contextmanager
-def _on_stop(react: Callable[[signal.Signals], None]) -> Generator[None]:
-    """Calls `react` for SIGINT and SIGTERM while the block runs."""
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, react, number)
-    try:
-        yield
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+    known = (StartError, openai.APIError, OSError)
+    return await run_errand("demo", work, known=known, log_dir=log_dir, clock=clock)
 
 
 async def _run(

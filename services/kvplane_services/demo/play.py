@@ -1,7 +1,5 @@
 """The demo itself: two conversations with the same words, one reusing, one recomputing."""
 
-from collections.abc import Callable
-
 import aiohttp
 from openai import AsyncOpenAI
 
@@ -9,9 +7,8 @@ from kvplane_services.clock import Clock
 from kvplane_services.demo.chat import Chat
 from kvplane_services.demo.report import ComparedTurn
 from kvplane_services.demo.script import QUESTIONS
+from kvplane_services.local.errand import Progress
 from kvplane_services.router.model import Strategy
-
-Progress = Callable[[str], None]
 
 _ANSWER_TOKENS = 48
 _WARM_UP_TOKENS = 4

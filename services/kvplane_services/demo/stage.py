@@ -4,16 +4,15 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvplane_services.clock import Clock
 from kvplane_services.demo.script import MODEL
 from kvplane_services.local.engines import make_model, prefill_and_decode, running_engines
+from kvplane_services.local.errand import Progress
 from kvplane_services.local.processes import ManagedProcess, StartError, answers, free_ports
-
-Progress = Callable[[str], None]
 
 _POLL = 0.1
 _PLANE_PATIENCE = 20.0

@@ -3,17 +3,16 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvplane_services.clock import Clock, SystemClock
 from kvplane_services.local import vllm_command
+from kvplane_services.local.errand import Progress
 from kvplane_services.local.processes import ManagedProcess, StartError, free_ports
 from kvplane_services.local.vllm_command import EngineOptions
-
-Progress = Callable[[str], None]
 
 # What vLLM logs on its way, and what to call it; the last one that was logged is shown.
 _STAGES = (
