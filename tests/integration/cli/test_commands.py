@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,8 +38,10 @@ class EngineThread:
 
     async def _live(self) -> None:
         async with linked_engine("decode-0", self._target) as engine:
-            engine.retain("r1", KEY)
-            await eventually(lambda: engine.held["r1"].lease != "")
+            # Another turn each time, as vLLM's request ids never repeat.
+            retention = f"r-{uuid.uuid4().hex}"
+            engine.retain(retention, KEY)
+            await eventually(lambda: engine.held[retention].lease != "")
             self.engine = engine
             self._ready.set()
             await asyncio.to_thread(self._done.wait)
