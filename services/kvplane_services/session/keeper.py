@@ -57,6 +57,10 @@ class Keeper:
         self._to_claim: set[str] = set()
         self._to_release: set[str] = set()
         self._wake = asyncio.Event()
+        # What failed in this round, and whether something did in the last one: the log is told of
+        # the first one only, for there may be many sessions, and many rounds.
+        self._failures: list[str] = []
+        self._failing = False
 
     # -- What there is to do -----------------------------------------------------------------
 
@@ -92,6 +96,8 @@ class Keeper:
             await self._each(self._try_release(lease) for lease in leases)
             names, self._to_claim = self._to_claim, set()
             await self._each(self._try_claim(name) for name in names if self._shares.mine(name))
+            if leases or names:
+                self._tell()
 
     # -- At the lease manager ----------------------------------------------------------------
 
@@ -134,7 +140,7 @@ class Keeper:
             await self.claim(name)
         except KvplaneError as error:
             # Claimed again at the next interval, well within the lease's TTL.
-            _log.warning("%s was not claimed: %s", name, error.message)
+            self._failures.append(f"{name} was not claimed: {error.message}")
 
     async def _try_release(self, lease_id: str) -> None:
         owed = self._owed.get(lease_id)
@@ -147,7 +153,15 @@ class Keeper:
             self._owed.pop(lease_id, None)
         except KvplaneError as error:
             # Released again at the next interval; and nobody claims it.
-            _log.warning("leases/%s was not released: %s", lease_id, error.message)
+            self._failures.append(f"leases/{lease_id} was not released: {error.message}")
+
+    def _tell(self) -> None:
+        failures, self._failures = self._failures, []
+        if failures and not self._failing:
+            _log.warning("%s (and %d more); tried again", failures[0], len(failures) - 1)
+        elif self._failing and not failures:
+            _log.info("sessions are claimed and released again")
+        self._failing = bool(failures)
 
 
 def live_token(record: SessionRecord) -> int:

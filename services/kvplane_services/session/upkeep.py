@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvplane_services.clock import Clock
@@ -72,10 +73,21 @@ class Upkeep:
     async def _claim_forever(self) -> None:
         while True:
             await self._clock.sleep(self._config.claim_interval)
-            for name in self._wishes.over(self._clock.now()):
-                if self._shares.mine(name):
-                    await self._end_wish(name)
+            over = [
+                name for name in self._wishes.over(self._clock.now()) if self._shares.mine(name)
+            ]
+            await self._end_wishes(over)
             self._keeper.review()
+
+    async def _end_wishes(self, names: Sequence[str]) -> None:
+        for number, name in enumerate(names):
+            try:
+                await self._end_wish(name)
+            except KvplaneError as error:
+                # It would not go better with the others.
+                left = len(names) - number
+                _log.warning("%d are shown as kept for a while longer: %s", left, error.message)
+                return
 
     async def _end_wish(self, name: str) -> None:
         async def decide(record: SessionRecord | None) -> SessionRecord | None:
@@ -83,10 +95,7 @@ class Upkeep:
                 return None  # There is a new wish.
             return record._replace(hints=replace(record.hints, keep_for=0.0))
 
-        try:
-            await self._changes.make(name, decide)
-        except KvplaneError as error:
-            _log.warning("%s is shown as kept for a while longer: %s", name, error.message)
+        await self._changes.make(name, decide)
 
     async def _sweep_forever(self) -> None:
         while True:

@@ -470,3 +470,44 @@ async def test_a_store_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFix
         told = [each.getMessage() for each in caplog.records if "wait for" in each.getMessage()]
         assert told == ["changes of sessions wait for the store: the store is away"]
         assert await replica.store.table(SESSIONS).get(key_of().name) is not None
+
+
+async def test_a_lease_manager_that_is_away_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """However many sessions are to be kept, and however often it is tried again."""
+    crowd = Registries()
+    async with crowd.running("a") as (replica,):
+        sessions = [f"s{number}" for number in range(50)]
+        for number, session_id in enumerate(sessions, start=1):
+            await replica.registry.create(key_of(session_id), hints=SessionHints(keep_for=600.0))
+            await crowd.hear(upserted(lease(number, session_id)))
+        await crowd.hear(SYNCED)
+        replica.leases.away = True
+        await crowd.advance(60)
+
+        told = [each.getMessage() for each in caplog.records if "not claimed" in each.getMessage()]
+        assert len(told) == 1
+        assert "(and 49 more)" in told[0]
+        replica.leases.away = False
+        replica.leases.claimed.clear()
+        await crowd.advance(11)
+        assert len(replica.leases.claimed) >= len(sessions)
+
+
+async def test_wishes_that_end_while_the_store_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """Not a line for each of them; and they end in the store once it is back."""
+    crowd = Registries()
+    async with crowd.running("a") as (replica,):
+        await crowd.hear(SYNCED)
+        for number in range(50):
+            await replica.registry.create(key_of(f"s{number}"), hints=SessionHints(keep_for=20.0))
+        replica.store.cut()
+        await crowd.advance(60)
+
+        told = [each for each in caplog.records if "shown as kept" in each.getMessage()]
+        assert 1 <= len(told) <= 6
+        replica.store.heal()
+        await crowd.advance(11)
+        assert crowd.saved("s49") is not None
+        assert {replica.session(f"s{number}").hints.keep_for for number in range(50)} == {0.0}
