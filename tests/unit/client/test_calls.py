@@ -48,7 +48,9 @@ class Channel:
         self.closed = True
 
 
-def replicas_of(target: str = "h:1", opened: list[Channel] | None = None) -> Replicas:
+def replicas_of(
+    target: str = "h:1", opened: list[Channel] | None = None, clock: FakeClock | None = None
+) -> Replicas:
     """Replicas in the order in which they are named."""
 
     def dial(target: str, *, tls: Any = None) -> Any:
@@ -58,7 +60,7 @@ def replicas_of(target: str = "h:1", opened: list[Channel] | None = None) -> Rep
             opened.append(channel)
         return channel
 
-    return Replicas(target, dial=dial, shuffle=lambda _: None)
+    return Replicas(target, dial=dial, shuffle=lambda _: None, clock=clock)
 
 
 def calls_of(
@@ -371,10 +373,12 @@ async def test_single_silent_address_is_connected_anew() -> None:
 async def test_replica_that_comes_back_is_connected_to_at_once() -> None:
     """A channel that lost its connection is not waited for when its replica is used again."""
     opened: list[Channel] = []
-    replicas = replicas_of("a:1,b:1", opened)
+    clock = FakeClock()
+    replicas = replicas_of("a:1,b:1", opened, clock)
     await replicas.leave(replicas.in_use())
     second = replicas.in_use()
     opened[0].state = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+    await clock.advance(1)
     await replicas.leave(second)
     assert replicas.in_use().address == "a:1"
     assert [(one.address, one.closed) for one in opened] == [
@@ -382,6 +386,19 @@ async def test_replica_that_comes_back_is_connected_to_at_once() -> None:
         ("b:1", False),
         ("a:1", False),
     ]
+
+
+async def test_replicas_that_refuse_are_not_connected_to_with_every_call() -> None:
+    """However often calls fail, an address gets about one new channel a second."""
+    opened: list[Channel] = []
+    clock = FakeClock()
+    replicas = replicas_of("a:1,b:1", opened, clock)
+    for _ in range(1000):
+        await replicas.leave(replicas.in_use())
+        for channel in opened:
+            channel.state = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        await clock.advance(0.01)
+    assert 10 < len(opened) < 50
 
 
 async def test_clients_do_not_all_choose_the_same_replica() -> None:

@@ -15,8 +15,13 @@ import grpc.aio
 
 from kvplane.client.addresses import parse_targets
 from kvplane.client.channel import Tls, open_channel
+from kvplane.client.clock import Clock, SystemClock
 
 Stub = TypeVar("Stub")
+
+# Seconds, at most and by chance half of that, in which an address gets no second new channel. One
+# that refuses connections would get one with every call.
+_REDIAL = 1.0
 
 
 class Dial(Protocol):
@@ -51,6 +56,7 @@ class Replicas:
         tls: Encryption; None for none.
         dial: Opens channels, for tests.
         shuffle: Shuffles the order in place, for tests.
+        clock: Time, for tests.
 
     Raises:
         ValueError: An address is not `host:port`.
@@ -64,6 +70,7 @@ class Replicas:
         tls: Tls | None = None,
         dial: Dial = open_channel,
         shuffle: Callable[[MutableSequence[str]], None] = random.shuffle,
+        clock: Clock | None = None,
     ) -> None:
         addresses = list(parse_targets(target))
         self.target = ",".join(addresses)
@@ -73,6 +80,9 @@ class Replicas:
         self._dial = dial
         self._place = 0
         self._open: dict[str, Replica] = {}
+        self._clock: Clock = clock or SystemClock()
+        # When each address may get another channel.
+        self._redial_at: dict[str, float] = {}
         self._given_up: Replica | None = None
 
     def __len__(self) -> int:
@@ -83,6 +93,8 @@ class Replicas:
         address = self._addresses[self._place]
         if address not in self._open:
             self._open[address] = Replica(address, self._dial(address, tls=self._tls))
+            wait = random.uniform(0.5, 1) * _REDIAL  # noqa: S311 - spreads attempts, no secret
+            self._redial_at[address] = self._clock.now() + wait
         return self._open[address]
 
     def at(self, address: str) -> Replica | None:
@@ -122,7 +134,7 @@ class Replicas:
         refuses all calls until then, though the replica may be back.
         """
         replica = self._open.get(self._addresses[self._place])
-        if replica is None:
+        if replica is None or self._clock.now() < self._redial_at[replica.address]:
             return
         state = replica.channel.get_state()
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:

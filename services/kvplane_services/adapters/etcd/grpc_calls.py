@@ -51,7 +51,7 @@ class NodeCalls:
     def __init__(self, *, config: EtcdConfig, clock: Clock) -> None:
         self.config = config
         self.clock = clock
-        self._nodes = Replicas(config.target, tls=config.tls, dial=open_etcd_channel)
+        self._nodes = Replicas(config.target, tls=config.tls, dial=open_etcd_channel, clock=clock)
         self._token = Token(self._authenticate if config.user else None)
         self._closed = False
 
