@@ -5,7 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from kvplane_services.clock import SystemClock
-from tests.support.conversations import Crowd, Turn, failed
+from tests.support.conversations import Conversation, Crowd, Turn, failed
 from tests.support.etcd import EtcdNode
 from tests.support.etcd_cluster import EtcdCluster
 from tests.support.lease_events import LeaseWatch
@@ -46,6 +46,21 @@ class Scene:
     def replica(self, number: int) -> Replica:
         """One of the replicas."""
         return self.plane.replicas[number]
+
+    def lease_of(self, conversation: Conversation) -> str:
+        """The lease that a conversation which has no turn under way is kept by."""
+        found: list[str] = []
+
+        def kept() -> bool:
+            found[:] = [
+                one.lease
+                for one in self.plane.held()
+                if one.session == conversation.session and not one.releasing
+            ]
+            return len(found) == 1 and bool(found[0])
+
+        wait_until(kept, seconds=20, what=f"{conversation.session} has one lease")
+        return found[0]
 
     def check(self, *, killed: str = "") -> None:
         """Waits until everything is in order again, and checks that it was all the while.

@@ -90,8 +90,7 @@ def test_the_end_of_a_conversation_reaches_its_engine(scene: Scene) -> None:
     ended: list[str] = []
     for number, asked in enumerate(scene.plane.replicas):
         conversation = scene.crowd.retire(number)
-        held = {one.session: one.lease for one in scene.plane.held() if not one.releasing}
-        lease = held[conversation.session]
+        lease = scene.lease_of(conversation)
         with SyncPlane(asked.target) as plane:
             key = plane.run(plane.leases.get(lease)).session
             plane.run(plane.sessions.end(key))
