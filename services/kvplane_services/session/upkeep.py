@@ -73,21 +73,19 @@ class Upkeep:
     async def _claim_forever(self) -> None:
         while True:
             await self._clock.sleep(self._config.claim_interval)
-            over = [
-                name for name in self._wishes.over(self._clock.now()) if self._shares.mine(name)
-            ]
-            await self._end_wishes(over)
+            over = self._wishes.over(self._clock.now())
+            await self._end_wishes([name for name in over if self._shares.mine(name)])
             self._keeper.review()
 
     async def _end_wishes(self, names: Sequence[str]) -> None:
-        for number, name in enumerate(names):
+        failures: list[str] = []
+        for name in names:
             try:
                 await self._end_wish(name)
             except KvplaneError as error:
-                # It would not go better with the others.
-                left = len(names) - number
-                _log.warning("%d are shown as kept for a while longer: %s", left, error.message)
-                return
+                failures.append(f"{name} is shown as kept for a while longer: {error.message}")
+        if failures:
+            _log.warning("%s (and %d more)", failures[0], len(failures) - 1)
 
     async def _end_wish(self, name: str) -> None:
         async def decide(record: SessionRecord | None) -> SessionRecord | None:
