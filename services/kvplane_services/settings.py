@@ -35,9 +35,9 @@ from kvplane_services.settings_sections import (
     RouterSection,
     SessionsSection,
     StopSection,
-    StoreSection,
 )
 from kvplane_services.settings_sim import SimSection
+from kvplane_services.settings_store import StoreSection
 
 _PREFIX = "KVPLANE_"
 _DELIMITER = "__"

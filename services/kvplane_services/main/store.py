@@ -13,7 +13,7 @@ from kvplane_services.clock import Clock
 from kvplane_services.errors import InvalidRequest, Unavailable
 from kvplane_services.main.listeners import read_pem
 from kvplane_services.main.process import background, say
-from kvplane_services.settings_sections import StoreSection
+from kvplane_services.settings_store import StoreSection
 from kvplane_services.store.model import TableSpec
 from kvplane_services.store.ports import Store
 from kvplane_services.store_url import StoreKind, StoreUrl

@@ -8,7 +8,7 @@ from kvplane_services.adapters.etcd.store import DEFAULT_PREFIX
 from kvplane_services.adapters.memory import MemoryStore
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.main.store import LEASES_TABLES, PLANE_TABLES, REGISTRY_TABLES, opened_store
-from kvplane_services.settings_sections import StoreSection
+from kvplane_services.settings_store import StoreSection
 from kvplane_services.store.model import TableSpec
 from kvplane_services.store_url import StoreKind, StoreUrl
 from tests.support.clock import FakeClock
