@@ -13,6 +13,8 @@ from kvplane_services.session.record import KnownTurn, PackedRecord, SessionReco
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
+# Durations that are longer, or no numbers, are of damaged records.
+_LONGEST = 1e9
 _STATES_BACK = {
     SessionState.IDLE: session_pb2.Session.STATE_IDLE,
     SessionState.RETAINED: session_pb2.Session.STATE_RETAINED,
@@ -67,10 +69,10 @@ class SessionCodec:
             engine_id=sys.intern(engine_id),
             turns=turns,
             turn_count=message.turn_count,
-            hints=SessionHints(message.keep_for, message.final_turn),
+            hints=SessionHints(_seconds(message.keep_for), message.final_turn),
             wish=message.wish,
             token=message.token,
-            ttl=message.ttl,
+            ttl=_seconds(message.ttl),
             over_token=message.over_token,
             hidden_token=message.hidden_token,
             deleted=message.deleted,
@@ -124,6 +126,10 @@ def _turn_from_wire(message: pb.TurnRecord) -> KnownTurn:
 
 def _microseconds(moment: dt.datetime | None) -> int:
     return 0 if moment is None else (moment - _EPOCH) // _MICROSECOND
+
+
+def _seconds(seconds: float) -> float:
+    return seconds if 0 <= seconds < _LONGEST else 0.0
 
 
 def _moment(microseconds: int) -> dt.datetime | None:

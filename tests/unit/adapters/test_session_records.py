@@ -99,3 +99,13 @@ def test_times_that_nobody_can_have_written_are_left_out() -> None:
 
     assert (record.create_time, record.update_time, record.turn_count) == (None, None, 3)
     assert record.turns[0].finish_time is None
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0, 1e300])
+def test_durations_that_nobody_can_have_written_are_none(seconds: float) -> None:
+    """Nobody could wait for so long."""
+    message = session_pb2.SessionRecord(ttl=seconds, keep_for=seconds)
+
+    record = SessionCodec().unpack(SESSIONS.decode(message.SerializeToString()))
+
+    assert (record.ttl, record.hints.keep_for) == (0.0, 0.0)
