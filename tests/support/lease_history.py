@@ -24,6 +24,8 @@ class LeaseHistory:
         self.last: dict[str, Lease] = {}
         self.ends: Counter[str] = Counter()
         self.faults: list[str] = []
+        # Whether all replicas have reached the store all the time: then they agree on reasons.
+        self.whole = True
 
     async def run(self) -> None:
         """Follows until cancelled."""
@@ -45,5 +47,6 @@ class LeaseHistory:
         if before.fencing_token != lease.fencing_token:
             self.faults.append(f"{lease.name} has another token")
         reasons = (before.release_reason, lease.release_reason or lease.end_reason)
-        if before.state is LeaseState.RELEASING and reasons[0] is not reasons[1]:
+        released = self.whole and before.state is LeaseState.RELEASING
+        if released and reasons[0] is not reasons[1]:
             self.faults.append(f"{lease.name} was {reasons[0]}, then {reasons[1]}")

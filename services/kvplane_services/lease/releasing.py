@@ -48,6 +48,9 @@ class Releasing:
             self._ledger.release(record, EndReason.RELEASED)
             await self._publication.publish(lease_id)
             return
+        if self._ledger.find_ended(lease_id) is not None:
+            # It may be written as live still: its end is on its way.
+            return
         for attempt in range(_ATTEMPTS):
             try:
                 if await self._release_elsewhere(lease_id, fencing_token, current=attempt > 0):

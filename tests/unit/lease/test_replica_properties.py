@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvplane_services.engine.answers import HeartbeatOutcome
+from kvplane_services.engine.registration import DirectoryConfig
 from kvplane_services.errors import LeaseFenced, Unavailable
 from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.model import EndReason, Lease, LeaseState, RenewalOutcome
@@ -28,16 +29,22 @@ pytestmark = TIMEOUT
 
 T = TypeVar("T")
 
-CONFIG = LeaseConfig(sweep_interval=1.0)
+# Looks rarely at what time does, so that more can be tried.
+CONFIG = LeaseConfig(sweep_interval=2.5)
 # How long an engine may be silent.
 TTL = 120.0
+DIRECTORY = DirectoryConfig(ttl=TTL, min_ttl=TTL, heartbeat_interval=10.0)
 # How long a frame takes at most, whatever the store does.
 PATIENCE = 10.0
 SESSIONS = ("a", "b")
 
+sessions = st.sampled_from(SESSIONS)
+
 engines = st.sampled_from(["d0", "d1"])
 replicas = st.sampled_from([0, 1])
 picks = st.integers(0, 11)
+# Whether a frame goes out at once.
+soon = st.sampled_from([True, True, True, False])
 
 
 class ReplicaProperties(RuleBasedStateMachine):
@@ -45,12 +52,12 @@ class ReplicaProperties(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = Replicas(2, leases=CONFIG)
+        self.fleet = Replicas(2, leases=CONFIG, directory=DIRECTORY)
         self.history = LeaseHistory(self.fleet.shared)
         clock = self.fleet.clock
         self.engines = {name: EngineModel(name, clock) for name in ("d0", "d1")}
         # Where each engine's stream goes, and when it was last answered.
-        self.at = {"d0": 0, "d1": 0}
+        self.at = {"d0": 0, "d1": 1}
         self.answered = dict.fromkeys(self.at, clock.now())
         self.turns = 0
         # Leases that somebody wanted gone, and the largest token of each session.
@@ -62,10 +69,16 @@ class ReplicaProperties(RuleBasedStateMachine):
         self.wait(self.fleet.settle())
 
     async def run(self) -> None:
-        following = asyncio.ensure_future(self.history.run())
-        async with self.fleet.running():
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(part.run())
+                for plane in self.fleet.planes
+                for part in (plane.homes, plane.directory, plane.manager)
+            ]
+            running.append(tasks.create_task(self.history.run()))
             await self.over.wait()
-        following.cancel()
+            for task in running:
+                task.cancel()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(coroutine)
@@ -87,7 +100,7 @@ class ReplicaProperties(RuleBasedStateMachine):
 
     # -- Engines -----------------------------------------------------------------------------
 
-    @rule(name=engines, session=st.sampled_from(SESSIONS), beats=st.booleans())
+    @rule(name=engines, session=sessions, beats=soon)
     def finish_turn(self, name: str, session: str, *, beats: bool) -> None:
         """A turn leaves a retention, of which the plane hears at once or later."""
         self.turns += 1
@@ -95,8 +108,8 @@ class ReplicaProperties(RuleBasedStateMachine):
         if beats:
             self.beat(name)
 
-    @rule(name=engines, pick=picks, what=st.sampled_from(["free", "lose", "released"]))
-    def free(self, name: str, pick: int, what: str) -> None:
+    @rule(name=engines, pick=picks, what=st.sampled_from(["free", "lose", "released"]), beats=soon)
+    def free(self, name: str, pick: int, what: str, *, beats: bool) -> None:
         """An engine frees a retention, for memory's sake or since it was told to."""
         engine = self.engines[name]
         if what == "released":
@@ -107,83 +120,69 @@ class ReplicaProperties(RuleBasedStateMachine):
                 engine.free(retention_id, EndReason.RECLAIMED)
             else:
                 engine.lose(retention_id)
-
-    @rule(name=engines)
-    def restart_engine(self, name: str) -> None:
-        """A new process takes the engine's place."""
-        self.engines[name].restart()
-        self.beat(name)
-
-    @rule(name=engines)
-    def beat(self, name: str) -> None:
-        """A frame goes to the engine's replica and is answered, or not."""
-        self.wait(self.exchange(self.engines[name]))
-
-    @rule(name=engines, to=replicas, beats=st.booleans())
-    def move(self, name: str, to: int, *, beats: bool) -> None:
-        """An engine's stream breaks; the next one goes to any replica."""
-        self.engines[name].cut()
-        self.at[name] = to
         if beats:
             self.beat(name)
 
-    @rule(name=engines)
-    def lose_answer(self, name: str) -> None:
-        """A frame arrives, and its answer does not."""
-        self.wait(self.exchange(self.engines[name], heard=False))
+    @rule(
+        name=engines,
+        what=st.sampled_from(["beat", "move", "move", "lose answer", "restart"]),
+        beats=soon,
+    )
+    def change_stream(self, name: str, what: str, *, beats: bool) -> None:
+        """A stream goes on, breaks and goes to the other replica, or is a new process's."""
+        engine = self.engines[name]
+        match what:
+            case "move":
+                engine.cut()
+                self.at[name] = 1 - self.at[name]
+            case "lose answer":
+                self.wait(self.exchange(engine, heard=False))
+            case "restart":
+                engine.restart()
+                beats = True
+        if beats:
+            self.beat(name)
 
     # -- The store ---------------------------------------------------------------------------
 
     @rule(
         replica=replicas,
-        how=st.sampled_from([{}, {"hangs": 5.0}, {"hangs": 5.0, "notices": False}]),
+        how=st.sampled_from([None, None, {}, {"hangs": 5.0}, {"hangs": 5.0, "notices": False}]),
     )
-    def cut(self, replica: int, how: dict[str, Any]) -> None:
-        """A replica is cut from the store, and notices or does not."""
-        if not self.fleet.stores[replica].away:
-            self.fleet.stores[replica].cut(**how)
-
-    @rule(replica=replicas)
-    def heal(self, replica: int) -> None:
-        """A replica reaches the store again."""
-        if self.fleet.stores[replica].away:
-            self.fleet.stores[replica].heal()
+    def change_store(self, replica: int, how: dict[str, Any] | None) -> None:
+        """A replica is cut from the store, and notices or does not; or it is back."""
+        store = self.fleet.stores[replica]
+        if how is None and store.away:
+            store.heal()
             self.wait(self.fleet.settle())
+        elif how is not None and not store.away:
+            store.cut(**how)
+            self.history.whole = False
 
     # -- Holders -----------------------------------------------------------------------------
 
-    @rule(replica=replicas, pick=picks, off=st.sampled_from([0, 0, -1, 1]), drop=st.booleans())
-    def claim(self, replica: int, pick: int, off: int, *, drop: bool) -> None:
-        """A holder claims a lease anywhere, or drops its claim."""
+    @rule(
+        replica=replicas,
+        pick=picks,
+        off=st.sampled_from([0, 0, 0, -1, 1]),
+        what=st.sampled_from(["claim", "drop", "release"]),
+    )
+    def use_lease(self, replica: int, pick: int, off: int, what: str) -> None:
+        """Somebody claims a lease at any replica, drops a claim, or gives the lease up."""
         lease = self.pick_lease(pick)
         if lease is None:
             return
-        renewal = LeaseRenewal(lease.name, lease.fencing_token + off, 500.0, drop=drop)
+        if what == "release":
+            self.wait(self.release(replica, lease, off))
+            return
+        renewal = LeaseRenewal(lease.name, lease.fencing_token + off, 500.0, drop=what == "drop")
         (result,) = self.fleet.planes[replica].manager.claim("h", [renewal])
-        if off:
-            assert result.outcome is not RenewalOutcome.RENEWED
+        assert not off or result.outcome is not RenewalOutcome.RENEWED
         self.wait(self.fleet.settle())
-
-    @rule(replica=replicas, pick=picks, off=st.sampled_from([0, 0, -1, 1]))
-    def release(self, replica: int, pick: int, off: int) -> None:
-        """Somebody gives a lease up anywhere."""
-        lease = self.pick_lease(pick)
-        if lease is None:
-            return
-        manager = self.fleet.planes[replica].manager
-        try:
-            self.wait(self.in_time(manager.release(lease.name, lease.fencing_token + off)))
-        except LeaseFenced:
-            assert off
-            return
-        except Unavailable:
-            pass
-        if not off:
-            self.released.add(lease.name)
 
     # -- Time --------------------------------------------------------------------------------
 
-    @rule(seconds=st.sampled_from([1.0, 5.0, 20.0]), beats=st.booleans())
+    @rule(seconds=st.sampled_from([1.0, 5.0, 20.0, 40.0]), beats=soon)
     def pass_time(self, seconds: float, *, beats: bool) -> None:
         """Time passes, in which engines are heard or are not."""
         left = seconds
@@ -195,13 +194,13 @@ class ReplicaProperties(RuleBasedStateMachine):
                 if beats or self.fleet.clock.now() - self.answered[name] > TTL / 2:
                     self.beat(name)
 
-    @rule()
     def agree(self) -> None:
         """Once all reach the store, and engines are heard, everybody knows the same."""
         for replica in (0, 1):
-            self.heal(replica)
-        for _ in range(4):
-            self.wait(self.advance(3.0))
+            self.change_store(replica, None)
+        # For longer than a lease lasts that nobody renews: whoever was home before lets go of it.
+        for _ in range(9):
+            self.wait(self.advance(5.0, step=2.5))
             for name in self.engines:
                 self.beat(name)
         self.wait(self.fleet.settle())
@@ -249,14 +248,23 @@ class ReplicaProperties(RuleBasedStateMachine):
     @invariant()
     def nothing_ends_early(self) -> None:
         """What an engine holds, nobody wanted gone and nothing superseded, has not ended."""
+        newest = dict(self.newest)
+        for lease in self.history.last.values():
+            # Granted late, and not told to its engine yet.
+            session = lease.session_key.session_id
+            newest[session] = max(newest.get(session, 0), lease.fencing_token)
         for engine in self.engines.values():
             for held in engine.held.values():
-                wanted = held.fencing_token == self.newest.get(held.session)
+                wanted = held.fencing_token == newest.get(held.session)
                 if held.lease and wanted and held.lease not in self.released:
-                    lease = self.history.last.get(held.lease)
-                    assert lease is None or lease.state is LeaseState.ACTIVE, lease
+                    written = self.history.last.get(held.lease)
+                    assert written is None or written.state is LeaseState.ACTIVE, written
 
     # -- Steps -------------------------------------------------------------------------------
+
+    def beat(self, name: str) -> None:
+        """A frame goes to the engine's replica and is answered, or not."""
+        self.wait(self.exchange(self.engines[name]))
 
     async def exchange(self, engine: EngineModel, *, heard: bool = True) -> None:
         """Makes a heartbeat, registering before where that is needed."""
@@ -294,6 +302,18 @@ class ReplicaProperties(RuleBasedStateMachine):
         if answer.full_report_needed:
             engine.streaming = False
 
+    async def release(self, replica: int, lease: Lease, off: int) -> None:
+        manager = self.fleet.planes[replica].manager
+        try:
+            await self.in_time(manager.release(lease.name, lease.fencing_token + off))
+        except LeaseFenced:
+            assert off
+            return
+        except (Unavailable, TimeoutError):
+            pass
+        if not off:
+            self.released.add(lease.name)
+
     async def in_time(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a call, for which time passes as it needs it."""
         task = asyncio.ensure_future(coroutine)
@@ -308,8 +328,8 @@ class ReplicaProperties(RuleBasedStateMachine):
             waited += 0.125
         return await task
 
-    async def advance(self, seconds: float) -> None:
-        await self.fleet.advance(seconds, step=1.0)
+    async def advance(self, seconds: float, *, step: float = 1.0) -> None:
+        await self.fleet.advance(seconds, step=step)
         for engine in self.engines.values():
             engine.free_due()
 
@@ -328,5 +348,5 @@ class ReplicaProperties(RuleBasedStateMachine):
         return chosen[-1 - pick // 4 % len(chosen)] if chosen else None
 
 
-ReplicaProperties.TestCase.settings = effort(max_examples=15, stateful_step_count=25)
+ReplicaProperties.TestCase.settings = effort(max_examples=50, stateful_step_count=25)
 TestReplicaProperties = ReplicaProperties.TestCase

@@ -294,3 +294,20 @@ async def test_a_lease_that_is_too_large_to_be_written(
     for plane in fleet.planes:
         assert plane.manager.get(directive.lease).end_reason is EndReason.RELEASED
         assert len((await plane.manager.list(PageRequest())).items) == 1
+
+
+async def test_what_ended_while_the_store_was_away_is_not_released(fleet: LeaseFleet) -> None:
+    """Its end is not written yet, but is no less final for its home."""
+    engine = await fleet.register(0)
+    lease = await fleet.held_lease(0, engine)
+    fleet.stores[0].cut()
+    await fleet.planes[0].report(engine, full())
+    await fleet.advance(5)
+
+    async with fleet.recorded() as events:
+        fleet.stores[0].heal()
+        await fleet.planes[0].manager.release(lease.name, lease.fencing_token)
+        await fleet.advance(5)
+
+    assert written(events) == [("r1", LeaseState.ENDED)]
+    assert fleet.planes[1].manager.get(lease.name).end_reason is EndReason.RECLAIMED
