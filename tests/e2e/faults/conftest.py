@@ -74,6 +74,7 @@ def scene(grounds: Grounds) -> Iterator[Scene]:
     try:
         with watching(plane.targets) as watch, talking(plane.gateways) as crowd:
             idle = _left_alone(plane, crowd)
+            crowd.until_all_spoke()
             yield Scene(etcd, plane, crowd, watch, idle, began=SystemClock().now())
         plane.wait_agreed(seconds=20)
         whole = True
