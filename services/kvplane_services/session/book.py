@@ -156,6 +156,10 @@ class SessionBook:
         entry.packed, entry.revision, entry.unsaved = packed, revision, None
         del self._unsaved[entry.name]
 
+    def start_over(self) -> None:
+        """Notes that the store tells everything anew, and nothing any more of what was before."""
+        self._forgotten.clear()
+
     def lose(self, name: str) -> None:
         """Takes in that the store, which started over, has nothing of a session that it had."""
         entry = self._entries.get(name)

@@ -58,6 +58,8 @@ class RecordFollower:
 
     async def _take_batches(self) -> None:
         async for batch in self._inbox.batches():
+            if batch.full:
+                self._book.start_over()
             # Of a full state, the one written longest ago is the first to make room.
             news = sorted(batch.news.items(), key=lambda item: item[1].revision)
             for number, (name, one) in enumerate(news, start=1):

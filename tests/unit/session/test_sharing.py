@@ -511,3 +511,25 @@ async def test_wishes_that_end_while_the_store_is_away(caplog: pytest.LogCapture
         await crowd.advance(11)
         assert crowd.saved("s49") is not None
         assert {replica.session(f"s{number}").hints.keep_for for number in range(50)} == {0.0}
+
+
+async def test_a_forgotten_session_that_is_back_after_the_store_lost_its_data() -> None:
+    """Its revisions are smaller than before, and the deletion was told of to nobody."""
+    crowd = Registries()
+    async with crowd.running("a", "b") as (a, b):
+        await crowd.hear(SYNCED)
+        await a.registry.create(key_of())
+        await crowd.settle()
+        # Forgotten to make room, say, just as the store loses everything.
+        for replica in (a, b):
+            entry = replica.registry._book.find(key_of().name)  # pyright: ignore[reportPrivateUsage]
+            assert entry is not None
+            replica.registry._book.forget(entry)  # pyright: ignore[reportPrivateUsage]
+        crowd.shared.lose_everything()
+        await crowd.settle()
+        await crowd.advance(2)
+
+        await a.registry.create(key_of())
+        await crowd.settle()
+
+        assert a.state() is b.state() is SessionState.IDLE
