@@ -258,7 +258,9 @@ async def test_two_that_take_an_engine_at_the_same_time(fleet: Fleet) -> None:
             assert answer.outcome is HeartbeatOutcome.RENEWED
 
 
-async def test_an_epoch_is_larger_than_the_one_before_by_whatever_clock(fleet: Fleet) -> None:
+async def test_an_epoch_is_larger_than_the_one_before_by_whatever_clock(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where a store that lost its data counts epochs anew, at a replica whose clock is late.
 
     Else nothing would fence what the engine held before it was restarted.
@@ -266,7 +268,7 @@ async def test_an_epoch_is_larger_than_the_one_before_by_whatever_clock(fleet: F
     await fleet.advance(60)
     before = await fleet.register(0)
     # A clock that begins when the fleet's did.
-    fleet.planes[1].directory._epochs = MemorySequence(clock=FakeClock())
+    monkeypatch.setattr(fleet.planes[1].directory, "_epochs", MemorySequence(clock=FakeClock()))
 
     after = await fleet.register(1)
 
