@@ -194,7 +194,7 @@ class OwnEngines:
             own.engine = replace(own.engine, state=state, drain_requested=drain)
             if state is EngineState.LOST:
                 self._deadline(engine_id, self._config.remember_lost)
-        if found is None or replace(found.value, expire_time=None) != own.engine:
+        if found is None or found.value != own.engine:
             self._note(engine_id)
 
     # -- Steps -------------------------------------------------------------------------------
@@ -204,7 +204,8 @@ class OwnEngines:
         self._loads.pop(engine_id, None)
         if own.engine.state is EngineState.LOST and not own.lost_anchor:
             return
-        self.journal.put(engine_id, self._stamped(own.engine))
+        # Without its deadline, which heartbeats move and nobody writes.
+        self.journal.put(engine_id, own.engine)
 
     def _place(self, engine_id: str, engine: Engine | None) -> Place | None:
         if not self._homes.is_home(engine_id):

@@ -29,7 +29,29 @@ async def test_every_replica_tells_of_every_engine(fleet: Fleet) -> None:
     for plane in fleet.planes:
         page = await plane.directory.list(PageRequest())
         assert [engine.engine_id for engine in page.items] == ["d0", "d1"]
-        assert plane.directory.get("d0").expire_time is not None
+
+
+async def test_only_its_home_tells_when_an_engine_lapses(fleet: Fleet) -> None:
+    """Others know of no heartbeat: what they could tell would be over while the engine lives."""
+    engine = await fleet.register(0)
+    await fleet.live(0, engine, 30)
+
+    told = [plane.directory.get("d0").expire_time for plane in fleet.planes]
+    drained = await fleet.planes[1].directory.drain("d0")
+    await fleet.settle()
+    listed = [
+        (await plane.directory.list(PageRequest())).items[0].expire_time for plane in fleet.planes
+    ]
+    stored = await fleet.stored()
+
+    assert told[0] is not None
+    assert told[0] > fleet.clock.wall()
+    assert told[1:] == [None, None]
+    assert drained.expire_time is None
+    assert listed[0] is not None
+    assert listed[1:] == [None, None]
+    assert stored is not None
+    assert stored.expire_time is None
 
 
 async def test_partners_are_those_at_other_replicas_too(fleet: Fleet) -> None:
