@@ -112,9 +112,22 @@ class Takeover:
             return
         ttl = seconds_left(lease, self._clock.wall()) if lease.ttl else self._config.ttl
         record = self._ledger.take_up(lease, revision=revision, ttl=ttl, now=now)
+        # Where it was idle before, the policy goes on: else every move would keep it for longer.
+        # Its last use is known to the home before alone; that it was granted then, to everybody.
+        record.used_at = now - self._age(lease)
         record.claims = self._away.take(lease.lease_id)
         if not revision:
             self._ledger.note(lease.lease_id)
+
+    def _age(self, lease: Lease) -> float:
+        """Seconds since a lease was granted, by the time of day.
+
+        Clocks of replicas may differ: it says what an idle lease is worth, and decides on no
+        deadline. One that is claimed does not come to it.
+        """
+        if lease.create_time is None:
+            return 0.0
+        return max((self._clock.wall() - lease.create_time).total_seconds(), 0.0)
 
     def fence(self, lease: Lease, revision: int) -> None:
         """Ends a live lease of an own engine that it held under an earlier registration."""

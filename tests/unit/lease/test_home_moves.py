@@ -1,6 +1,7 @@
 """What becomes of an engine's leases when its stream comes to another replica."""
 
 import contextlib
+import datetime as dt
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,43 @@ async def test_a_moved_lease_counts_from_the_move(fleet: LeaseFleet) -> None:
 
     assert fleet.states(lease) == [LeaseState.ENDED] * 3
     assert fleet.planes[0].manager.get(lease.name).end_reason is EndReason.EXPIRED
+
+
+async def test_an_idle_lease_is_not_kept_for_longer_by_moves(fleet: LeaseFleet) -> None:
+    """The value policy goes on where it was at the home before, over a rolling restart."""
+    engine = await fleet.register(0)
+    lease = await fleet.held_lease(0, engine)
+    await fleet.beat(0, engine, 70)
+    await fleet.report(1, engine, full(told(lease)))
+    assert len(await fleet.beat(1, engine, 25)) == 2
+    assert len((await fleet.report(2, engine, full(told(lease)))).directives) == 1
+
+    # Granted 95 s ago: it is kept for 25 s more.
+    assert len(await fleet.beat(2, engine, 60)) == 2
+    assert fleet.states(lease) == [LeaseState.ENDED] * 3
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_clocks_that_differ_do_not_end_what_is_claimed(fleet: LeaseFleet, hours: int) -> None:
+    """A grant in the future counts as one of now; an old one is kept while somebody claims it."""
+    engine = await fleet.register(0)
+    lease = await fleet.held_lease(0, engine)
+    found = await fleet.leases.get(lease.lease_id)
+    assert found is not None
+    assert found.value.create_time is not None
+    other = found.value.create_time + dt.timedelta(hours=hours)
+    await fleet.leases.put(
+        lease.lease_id, replace(found.value, create_time=other), expected=found.revision
+    )
+    await fleet.settle()
+    fleet.claim(1, lease, ttl=600.0)
+    await fleet.report(1, engine, full(told(lease)))
+
+    assert len(await fleet.beat(1, engine, 60, every=10)) >= 5
+    fleet.claim(1, lease, drop=True)
+    # The claim was its last use.
+    assert await fleet.beat(1, engine, 100, every=10)
+    assert fleet.states(lease) == [LeaseState.ACTIVE] * 3
 
 
 async def test_the_old_home_ends_nothing(fleet: LeaseFleet) -> None:
