@@ -39,6 +39,7 @@ from kvplane_services.lease.claim_desk import ClaimResult
 from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.fixed_grants import Grant
 from kvplane_services.lease.grants import check_retention_id, lease_id_of
+from kvplane_services.lease.holders import shown
 from kvplane_services.lease.model import ClaimNote, Lease, RenewalOutcome
 from kvplane_services.lease.parts import LeaseParts
 from kvplane_services.lease.ports import Engines, LeaseRenewal
@@ -99,6 +100,11 @@ class LeaseManager:
     def config(self) -> LeaseConfig:
         """Durations and bounds."""
         return self._config
+
+    @property
+    def unwritten(self) -> int:
+        """Changes of leases and claims that the store has not taken yet."""
+        return len(self._publication) + len(self._parts.notes)
 
     # -- Engines -----------------------------------------------------------------------------
 
@@ -268,7 +274,7 @@ class LeaseManager:
         )
         return replace(
             lease,
-            claims=tuple(sorted(claims, key=lambda claim: claim.holder)),
+            claims=shown(lease, claims),
             ttl=lease.ttl or self._config.ttl,
         )
 

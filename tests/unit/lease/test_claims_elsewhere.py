@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvplane_services.lease.model import Claim, ClaimNote, EndReason, RenewalOutcome
+from kvplane_services.lease.model import Claim, ClaimNote, EndReason, LeaseState, RenewalOutcome
 from kvplane_services.lease.ports import LeaseRenewal
 from kvplane_services.lease.reports import EngineReport
 from tests.support.lease_fleet import LeaseFleet, told
-from tests.support.state_values import full, retention_of
+from tests.support.state_values import full, held, retention_of
 
 
 def names(claims: tuple[Claim, ...]) -> list[str]:
@@ -125,6 +125,44 @@ async def test_a_claim_while_the_store_is_away_counts_later(fleet: LeaseFleet) -
     await fleet.advance(10)
 
     assert names(fleet.planes[0].manager.get(lease.name).claims) == ["h"]
+
+
+async def test_a_holder_is_told_of_once(fleet: LeaseFleet) -> None:
+    """A session that was touched at two replicas; what is known of its time is told."""
+    lease = await fleet.held_lease(0, await fleet.register(0))
+    session = lease.session_key.name
+    fleet.claim(0, lease, session, ttl=20.0)
+    fleet.claim(1, lease, session, ttl=60.0)
+    await fleet.settle()
+
+    assert [plane.manager.get(lease.name).claims for plane in fleet.planes] == [
+        (Claim(session, 20.0),),
+        (Claim(session, 60.0),),
+        (Claim(session, 0.0),),
+    ]
+
+
+async def test_claims_do_not_delay_a_release(fleet: LeaseFleet) -> None:
+    """The engine is told at once; of those who claimed the lease, turns in flight are shown."""
+    engine = await fleet.register(0)
+    lease = await fleet.held_lease(0, engine)
+    for at in range(3):
+        fleet.claim(at, lease, lease.session_key.name, ttl=600.0)
+    fleet.claim(1, lease, "routers/a", ttl=600.0)
+    fleet.claim(2, lease, "routers/b", ttl=600.0)
+    await fleet.settle()
+    await fleet.planes[1].manager.release(lease.name, lease.fencing_token)
+    await fleet.settle()
+
+    (directive,) = (await fleet.report(0, engine, held())).directives
+    shown = [names(plane.manager.get(lease.name).claims) for plane in fleet.planes]
+    await fleet.report(0, engine, EngineReport(ended=(("r1", EndReason.RELEASED),)))
+
+    assert directive.release is EndReason.RELEASED
+    # A replica tells of its first claim on a lease, which were the session's.
+    assert shown == [[], ["routers/a"], ["routers/b"]]
+    assert fleet.states(lease) == [LeaseState.ENDED] * 3
+    assert await fleet.noted() == {}
 
 
 async def test_claims_turn_local_with_the_home(fleet: LeaseFleet) -> None:
