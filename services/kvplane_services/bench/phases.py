@@ -8,7 +8,7 @@ from kvplane_services.bench.fleet import Fleet
 from kvplane_services.bench.load_engine import BenchError
 from kvplane_services.bench.options import ScaleOptions
 from kvplane_services.bench.planes import PlaneProcess
-from kvplane_services.bench.watch_lag import lag_probe
+from kvplane_services.bench.watch_lag import LagProbe, lag_probe
 from kvplane_services.clock import Clock
 from kvplane_services.local.errand import Progress
 from kvplane_services.main.process import background
@@ -23,6 +23,9 @@ _SUPERSEDED_SHARE, _MOST_SUPERSEDED = 0.2, 20_000
 # Spans of renewals that are measured at least, each as long as a lease goes between two.
 _WINDOWS = 3
 _LAG_RATE = 50.0
+# A replica has caught up when it shows so many leases in a row within so many seconds; how long
+# it may take.
+_PROMPT_TURNS, _PROMPT, _CATCH_UP = 5, 0.25, 120.0
 _BURSTS = 3
 _SETTLED_AFTER = 1.0
 
@@ -115,9 +118,9 @@ class Phases:
         lease = next(engine.lease for engine in fleet.engines if engine.lease)
         async with lag_probe(watched, knows=lease, clock=self._clock) as probe:
             fleet.on_sent = probe.sent
-            # A replica that has just started takes in what there is first.
-            fleet.take_turn(0)
-            await fleet.until(lambda: not probe.missing, what="the first lease at the watch")
+            began = self._clock.now()
+            await self._caught_up(probe)
+            self.figures["replica_caught_up_s"] = self._clock.now() - began
             probe.lags.clear()
             turns = max(20, int(options.seconds * _LAG_RATE))
             for number in range(turns):
@@ -129,6 +132,14 @@ class Phases:
         for name, share in (("p50", 0.5), ("p99", 0.99)):
             self.figures[f"watch_lag_ms_{name}"] = percentile(lags, share)
         self.figures["watch_lag_ms_max"] = max(lags)
+
+    async def _caught_up(self, probe: LagProbe) -> None:
+        """Waits while a replica that has just started takes in what there is."""
+        deadline, prompt = self._clock.now() + _CATCH_UP, 0
+        while prompt < _PROMPT_TURNS and self._clock.now() < deadline:
+            self._fleet.take_turn(0)
+            await self._fleet.until(lambda: not probe.missing, what="a lease at the watch")
+            prompt = prompt + 1 if probe.lags[-1] < _PROMPT else 0
 
     async def _bursts(self) -> None:
         """All leases fall due while engines are silent; then all engines speak at once."""
