@@ -6,12 +6,12 @@ passed on unchanged.
 """
 
 import importlib
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry import trace
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.metrics import Counter, Histogram, UpDownCounter
+from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Observation, UpDownCounter
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -72,6 +72,16 @@ class Telemetry:
     def gauge(self, name: str, description: str, *, unit: str = "1") -> UpDownCounter:
         """A number of things that are there right now."""
         return self._meters.get_meter("kvplane").create_up_down_counter(name, unit, description)
+
+    def observed(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """A number that somebody else keeps: `read` is called whenever metrics are rendered."""
+
+        def observe(_: CallbackOptions) -> tuple[Observation]:
+            return (Observation(read()),)
+
+        meter = self._meters.get_meter("kvplane")
+        # Without a unit: Prometheus' names would call a gauge of unit 1 a ratio.
+        meter.create_observable_gauge(name, [observe], description=description)
 
     def seconds(self, name: str, description: str) -> Histogram:
         """A distribution of durations, in seconds."""

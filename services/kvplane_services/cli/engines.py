@@ -134,6 +134,7 @@ _COLUMNS = (
     "KV USED",
     "KV RETAINED",
     "RETENTIONS",
+    "REPLICA",
 )
 
 
@@ -152,6 +153,7 @@ def _row(engine: "engine_pb2.Engine") -> tuple[str, ...]:
         _share(engine.load.used_blocks, engine.layout.total_blocks),
         _share(engine.load.retained_blocks, engine.layout.total_blocks),
         str(engine.load.retentions),
+        engine.replica,
     )
 
 

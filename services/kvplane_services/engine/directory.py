@@ -217,6 +217,11 @@ class EngineDirectory:
         """Whether another replica keeps the engine registered, as far as this one knows."""
         return engine_id not in self._own and _is_alive(self.find(engine_id))
 
+    @property
+    def unwritten(self) -> int:
+        """Changes of engines that the store has not taken yet."""
+        return len(self._own.journal)
+
     def find(self, engine_id: str) -> Engine | None:
         """The engine, or None."""
         return self._residence.find(engine_id)
@@ -227,6 +232,10 @@ class EngineDirectory:
         if engine is None:
             raise unknown(engine_id)
         return engine
+
+    def home_of(self, engine_id: str) -> str:
+        """See `Homes.home_of`."""
+        return self._homes.home_of(engine_id)
 
     async def list(
         self, page: PageRequest, *, role: Role | None = None, model: str = ""

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from kvplane_services.clock import Clock, jittered
 from kvplane_services.engine.model import Home
 from kvplane_services.engine.ports import HOMES_TABLE, HomeListener
-from kvplane_services.errors import Conflict, Unavailable
+from kvplane_services.errors import Conflict, Unavailable, logged
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.journal import Place
 from kvplane_services.store.model import Guard, Removed, Reset, Synced, Upserted, Versioned
@@ -72,12 +72,17 @@ class EngineHomes:
         """See `Homes.is_home`."""
         return engine_id in self._own
 
+    def home_of(self, engine_id: str) -> str:
+        """See `Homes.home_of`."""
+        if engine_id in self._own:
+            return self._replica
+        seen = self._seen.get(engine_id)
+        # What was seen of this replica is of a time before it lost the engine.
+        return "" if seen is None or seen.replica == self._replica else seen.replica
+
     def elsewhere(self, engine_id: str) -> bool:
         """See `Homes.elsewhere`."""
-        if engine_id in self._own:
-            return False
-        seen = self._seen.get(engine_id)
-        return seen is not None and seen.replica != self._replica
+        return self.home_of(engine_id) not in ("", self._replica)
 
     def guard(self, engine_id: str) -> Guard:
         """See `Homes.guard`."""
@@ -270,7 +275,7 @@ class EngineHomes:
                     # what is there cannot be read.
                     await self._clock.sleep(jittered(_LOOK_AGAIN))
                 except Unavailable as error:
-                    _log.warning("the home of engines/%s waits: %s", engine_id, error.message)
+                    _log.warning("the home of engines/%s waits: %s", engine_id, logged(error))
                     await self._clock.sleep(jittered(error.retry_after))
 
     async def _restore(self, engine_id: str) -> None:
@@ -289,7 +294,7 @@ class EngineHomes:
                 return
             home = await self._on_new_anchor(own.home)
             await self._write(engine_id, home, expected=found.revision if found else 0)
-            _log.warning("the store had lost what it held of engines/%s: put it back", engine_id)
+            _log.debug("the store had lost what it held of engines/%s: put it back", engine_id)
             for listener in self._listeners:
                 listener.home_restored(engine_id)
             await self._look(engine_id)

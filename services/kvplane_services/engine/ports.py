@@ -56,6 +56,10 @@ class Homes(Protocol):
         """Whether this replica is the engine's home, as far as it knows."""
         ...
 
+    def home_of(self, engine_id: str) -> str:
+        """Id of the replica that is the engine's home, as far as this one knows; "" for none."""
+        ...
+
     def elsewhere(self, engine_id: str) -> bool:
         """Whether another replica is the engine's home, as far as this one knows."""
         ...

@@ -9,6 +9,7 @@ from kvplane.api.engine.v1 import engine_pb2_grpc
 from kvplane_services.durations import duration, seconds_of
 from kvplane_services.engine.answers import HeartbeatOutcome
 from kvplane_services.engine.directory import EngineDirectory
+from kvplane_services.engine.model import Engine, EngineState
 from kvplane_services.engine.wire import (
     engine_from_wire,
     engine_id_of,
@@ -47,7 +48,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         )
         await self._manager.observe(registration.engine)
         return pb.RegisterEngineResponse(
-            engine=engine_to_wire(registration.engine),
+            engine=self._message(registration.engine),
             ttl=duration(registration.ttl),
             heartbeat_interval=duration(self._interval(registration.heartbeat_interval)),
             lease_ttl=duration(self._manager.config.ttl),
@@ -69,14 +70,14 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     ) -> pb.DrainEngineResponse:
         """See engine.proto."""
         engine = await self._directory.drain(engine_id_of(request.name))
-        return pb.DrainEngineResponse(engine=engine_to_wire(engine))
+        return pb.DrainEngineResponse(engine=self._message(engine))
 
     async def ResumeEngine(
         self, request: pb.ResumeEngineRequest, context: grpc.ServicerContext
     ) -> pb.ResumeEngineResponse:
         """See engine.proto."""
         engine = await self._directory.resume(engine_id_of(request.name))
-        return pb.ResumeEngineResponse(engine=engine_to_wire(engine))
+        return pb.ResumeEngineResponse(engine=self._message(engine))
 
     async def DeregisterEngine(
         self, request: pb.DeregisterEngineRequest, context: grpc.ServicerContext
@@ -92,7 +93,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     ) -> pb.GetEngineResponse:
         """See engine.proto."""
         engine = self._directory.get(engine_id_of(request.name))
-        return pb.GetEngineResponse(engine=engine_to_wire(engine))
+        return pb.GetEngineResponse(engine=self._message(engine))
 
     async def ListEngines(
         self, request: pb.ListEnginesRequest, context: grpc.ServicerContext
@@ -104,7 +105,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             model=request.model,
         )
         return pb.ListEnginesResponse(
-            engines=[engine_to_wire(engine) for engine in page.items],
+            engines=[self._message(engine) for engine in page.items],
             next_page_token=page.next_token,
             revision=page.revision,
         )
@@ -147,6 +148,12 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             directives=[directive_to_wire(directive) for directive in answer.directives],
             drain_requested=beat.drain_requested,
         )
+
+    def _message(self, engine: Engine) -> pb.Engine:
+        # Nothing comes from a lost one, though the replica that lost it still remembers it.
+        lost = engine.state is EngineState.LOST
+        replica = "" if lost else self._directory.home_of(engine.engine_id)
+        return engine_to_wire(engine, replica=replica)
 
     def _interval(self, wanted: float) -> float:
         # Renewals ride on heartbeats, so these may not be rarer.

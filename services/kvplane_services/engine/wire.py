@@ -97,8 +97,8 @@ def engine_from_wire(message: pb.Engine, *, engine_id: str | None = None) -> Eng
     )
 
 
-def engine_to_wire(engine: Engine) -> pb.Engine:
-    """The message of an engine."""
+def engine_to_wire(engine: Engine, *, replica: str = "") -> pb.Engine:
+    """The message of an engine, whose home is that replica."""
     message = pb.Engine(
         name=engine.name,
         role=_ROLES_BACK[engine.role],
@@ -119,6 +119,7 @@ def engine_to_wire(engine: Engine) -> pb.Engine:
         labels=dict(engine.labels),
         load=load_to_wire(engine.load),
         drain_requested=engine.drain_requested,
+        replica=replica,
     )
     if engine.nixl is not None:
         message.nixl.host = engine.nixl.host

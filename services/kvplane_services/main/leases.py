@@ -2,10 +2,10 @@
 
 from kvplane_services.clock import Clock
 from kvplane_services.main.listeners import grpc_server, serving_grpc
-from kvplane_services.main.parts import leases_part
+from kvplane_services.main.parts import leases_part, new_replica
 from kvplane_services.main.prober import prober_of
-from kvplane_services.main.process import background, until_stopped
-from kvplane_services.main.store import LEASES_TABLES, opened_store
+from kvplane_services.main.process import background, say, until_stopped
+from kvplane_services.main.store import LEASES_TABLES, opened_store, place_of
 from kvplane_services.settings import LeasesSettings
 
 
@@ -20,7 +20,8 @@ async def run_leases(settings: LeasesSettings, *, clock: Clock) -> None:
 
     """
     async with opened_store(settings.store, tables=LEASES_TABLES, clock=clock) as store:
-        leases = leases_part(settings, store=store, clock=clock)
+        replica = new_replica()
+        leases = leases_part(settings, replica=replica, store=store, clock=clock)
         prober = prober_of(
             settings.engines, section=settings.prober, directory=leases.directory, clock=clock
         )
@@ -31,4 +32,5 @@ async def run_leases(settings: LeasesSettings, *, clock: Clock) -> None:
             background(*leases.loops(), *prober),
             serving_grpc(server, settings.grpc, stop=stop),
         ):
+            say(f"{replica}, state in {place_of(settings.store)}")
             await stop.due.wait()

@@ -4,7 +4,7 @@ import importlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from kvplane_services.errors import InvalidRequest
 from kvplane_services.grpc_server import GrpcServer, GrpcServerConfig
 from kvplane_services.listen import ListenAddress
 from kvplane_services.main.process import Stop, background, say
+from kvplane_services.main.store_gauges import Gauge
 from kvplane_services.router.ports import Router
 from kvplane_services.settings_sections import GatewaySection, GrpcSection
 
@@ -78,11 +79,16 @@ def load_gateway() -> None:
 
 @asynccontextmanager
 async def serving_gateway(
-    section: GatewaySection, *, router: Router, clock: Clock, stop: Stop
+    section: GatewaySection,
+    *,
+    router: Router,
+    clock: Clock,
+    stop: Stop,
+    gauges: Sequence[Gauge] = (),
 ) -> AsyncGenerator[None]:
     """Serves the OpenAI-compatible gateway inside of the block, and says where.
 
-    Once a stop is asked for /readyz says so.
+    Once a stop is asked for /readyz says so. /metrics show the gauges besides the gateway's own.
 
     Raises:
         OSError: The address is taken.
@@ -108,6 +114,8 @@ async def serving_gateway(
         )
     exporter = otlp_exporter(config.otlp_endpoint) if config.otlp_endpoint else None
     telemetry = Telemetry(service_name="kvplane-gateway", span_exporter=exporter)
+    for gauge in gauges:
+        telemetry.observed(gauge.name, gauge.description, gauge.read)
     app = build_gateway(router=router, settings=config, clock=clock, telemetry=telemetry)
     _refuse_taken(address)
 

@@ -116,10 +116,17 @@ class RegistryPart:
         return self.members.run(), self.registry.run()
 
 
-def leases_part(settings: LeasesSettings, *, store: Store, clock: Clock) -> LeasesPart:
+def new_replica() -> str:
+    """An id for this process, of it alone: what it is to engines, holders and other replicas."""
+    return f"replica-{uuid.uuid4().hex[:12]}"
+
+
+def leases_part(
+    settings: LeasesSettings, *, replica: str, store: Store, clock: Clock
+) -> LeasesPart:
     """Engines and leases of one replica. Raises InvalidRequest if durations do not fit."""
     homes = EngineHomes(
-        replica=f"replica-{uuid.uuid4().hex[:12]}",
+        replica=replica,
         table=store.table(HOMES),
         anchors=store.anchors,
         clock=clock,
@@ -182,6 +189,7 @@ def router_part(
 def registry_part(
     section: SessionsSection,
     *,
+    replica: str,
     store: Store,
     leases: Feed[Lease],
     control: LeaseControl,
@@ -189,7 +197,7 @@ def registry_part(
 ) -> RegistryPart:
     """A registry that follows these leases. Raises InvalidRequest if durations do not fit."""
     members = Members(
-        member_id=f"registry-{uuid.uuid4().hex[:12]}",
+        member_id=replica,
         member=Member(roles=(ROLE,)),
         table=store.table(MEMBERS),
         anchors=store.anchors,

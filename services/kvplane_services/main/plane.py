@@ -7,10 +7,11 @@ from kvplane_services.main.listeners import (
     serving_gateway,
     serving_grpc,
 )
-from kvplane_services.main.parts import leases_part, registry_part, router_part
+from kvplane_services.main.parts import leases_part, new_replica, registry_part, router_part
 from kvplane_services.main.prober import prober_of
-from kvplane_services.main.process import background, until_stopped
-from kvplane_services.main.store import PLANE_TABLES, opened_store
+from kvplane_services.main.process import background, say, until_stopped
+from kvplane_services.main.store import PLANE_TABLES, opened_store, place_of
+from kvplane_services.main.store_gauges import store_gauges
 from kvplane_services.settings import PlaneSettings
 
 
@@ -26,9 +27,11 @@ async def run_plane(settings: PlaneSettings, *, clock: Clock) -> None:
     """
     load_gateway()
     async with opened_store(settings.store, tables=PLANE_TABLES, clock=clock) as store:
-        leases = leases_part(settings, store=store, clock=clock)
+        replica = new_replica()
+        leases = leases_part(settings, replica=replica, store=store, clock=clock)
         registry = registry_part(
             settings.sessions,
+            replica=replica,
             store=store,
             leases=leases.manager.feed(),
             control=leases.manager,
@@ -52,6 +55,13 @@ async def run_plane(settings: PlaneSettings, *, clock: Clock) -> None:
             until_stopped(delay=settings.stop.delay, clock=clock) as stop,
             background(*leases.loops(), *registry.loops(), *router.loops(), *prober),
             serving_grpc(server, settings.grpc, stop=stop),
-            serving_gateway(settings.gateway, router=router.decider, clock=clock, stop=stop),
+            serving_gateway(
+                settings.gateway,
+                router=router.decider,
+                clock=clock,
+                stop=stop,
+                gauges=store_gauges(store, leases=leases, registry=registry),
+            ),
         ):
+            say(f"{replica}, state in {place_of(settings.store)}")
             await stop.due.wait()

@@ -69,6 +69,15 @@ async def opened_store(
         await store.close()
 
 
+def place_of(section: StoreSection) -> str:
+    """What the settings name, for people: without user and password."""
+    url = StoreUrl.parse(section.url)
+    if url.kind is StoreKind.MEMORY:
+        return "memory"
+    prefix = section.model_copy(update=url.options).prefix
+    return f"etcd at {','.join(url.endpoints)}, under {prefix}"
+
+
 def etcd_backend(section: StoreSection, *, clock: Clock) -> "EtcdBackend":
     """A client of the etcd that the settings name, not yet connected. Raises InvalidRequest."""
     url = StoreUrl.parse(section.url)

@@ -80,6 +80,11 @@ class SessionRegistry:
         self._keeper = parts.keeper
         self._requests: RequestMemory[tuple[Session, float]] = RequestMemory()
 
+    @property
+    def unwritten(self) -> int:
+        """Changes of sessions that the store has not taken yet."""
+        return len(self._parts.saver)
+
     # -- Callers -----------------------------------------------------------------------------
 
     async def create(

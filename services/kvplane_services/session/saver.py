@@ -69,6 +69,10 @@ class Saver:
         # Whether the last attempt failed: the log is told of the first one only.
         self._away = False
 
+    def __len__(self) -> int:
+        """Changes that this replica is to write, and the store has not taken yet."""
+        return len(self._queue) + len(self._deletions)
+
     def note(self, name: str) -> None:
         """Writes a session soon, if something of it waits and this replica looks after it."""
         entry = self._book.find(name)

@@ -338,3 +338,15 @@ async def test_an_engine_that_moves_while_its_load_is_written(fleet: Fleet) -> N
 
     assert answer.outcome is HeartbeatOutcome.RENEWED
     assert fleet.home() == [False, True, False]
+
+
+async def test_every_replica_tells_whose_an_engine_is(fleet: Fleet) -> None:
+    """Its home is named by its own id and by all others, before it moves and after."""
+    engine = await fleet.register(0)
+    assert [plane.directory.home_of("d0") for plane in fleet.planes] == ["replica-0"] * 3
+
+    await fleet.beat(1, engine)
+    await fleet.settle()
+
+    assert [plane.directory.home_of("d0") for plane in fleet.planes] == ["replica-1"] * 3
+    assert {plane.directory.home_of("d1") for plane in fleet.planes} == {""}

@@ -58,3 +58,15 @@ def test_missing_exporter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, hidden, None)
     with pytest.raises(InvalidRequest, match="pip install opentelemetry-exporter-otlp-proto-http"):
         otlp_exporter("http://127.0.0.1:4318/v1/traces")
+
+
+def test_observed_numbers_are_read_when_they_are_shown() -> None:
+    """A gauge shows what its owner says at that moment, under its name alone."""
+    telemetry = Telemetry()
+    held = [3]
+    telemetry.observed("kvplane.store.pending_writes", "Waiting", lambda: held[0])
+
+    assert b"\nkvplane_store_pending_writes 3.0\n" in telemetry.render()
+    held[0] = 0
+    assert b"\nkvplane_store_pending_writes 0.0\n" in telemetry.render()
+    telemetry.close()

@@ -156,6 +156,7 @@ class Engine(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     DRAIN_REQUESTED_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Output only. Resource name: `engines/{engine}`."""
     role: Global___Role.ValueType
@@ -174,6 +175,10 @@ class Engine(_message.Message):
     """Optional. Ranks at `endpoint`; 0 and 1 both mean one."""
     drain_requested: _builtins.bool
     """Output only. Whether an operator drains it; a lost engine that comes back drains on."""
+    replica: _builtins.str
+    """Output only. The replica of the plane that its heartbeats come to, by the id that the replica
+    prints when it starts. Empty for a lost engine, and in watches, which do not tell of moves.
+    """
     @_builtins.property
     def nixl(self) -> Global___NixlAddress:
         """Required for kvplane engines. Where other engines reach its NIXL side channel.
@@ -227,10 +232,11 @@ class Engine(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         drain_requested: _builtins.bool = ...,
+        replica: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "create_time", b"create_time", "expire_time", b"expire_time", "layout", b"layout", "load", b"load", "nixl", b"nixl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "create_time", b"create_time", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "drain_requested", b"drain_requested", "endpoint", b"endpoint", "epoch", b"epoch", "expire_time", b"expire_time", "labels", b"labels", "layout", b"layout", "load", b"load", "models", b"models", "name", b"name", "nixl", b"nixl", "role", b"role", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "create_time", b"create_time", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "drain_requested", b"drain_requested", "endpoint", b"endpoint", "epoch", b"epoch", "expire_time", b"expire_time", "labels", b"labels", "layout", b"layout", "load", b"load", "models", b"models", "name", b"name", "nixl", b"nixl", "replica", b"replica", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
