@@ -43,6 +43,13 @@ class KvplaneError(Exception):
         self.metadata = metadata
 
 
+def logged(error: KvplaneError) -> str:
+    """What to say of an error in this process's log: what is behind it, if callers hear less."""
+    while isinstance(error.__cause__, KvplaneError):
+        error = error.__cause__
+    return error.message
+
+
 class InvalidRequest(KvplaneError):
     """A field is missing, malformed or out of bounds; `field` names it by its path."""
 

@@ -16,6 +16,7 @@ from kvplane_services.lease.lapsing import LapsingAnchor
 from kvplane_services.lease.ledger import Ledger
 from kvplane_services.lease.merging import Merger
 from kvplane_services.lease.model import EndReason, Lease, LeaseState
+from kvplane_services.store.commits import store_away
 from kvplane_services.store.journal import Journal, Place
 from kvplane_services.store.ports import Store, Table
 from kvplane_services.store.write_behind import WriteBehind
@@ -69,6 +70,7 @@ class Publication:
         self._ledger = ledger
         self._merger = merger
         self._table = table
+        self._store = store
         self._anchors = store.anchors
         self._homes = homes
         self._clock = clock
@@ -116,9 +118,11 @@ class Publication:
         """
         await self._behind.settle(_PATIENCE)
         late = any(map(self.waits, lease_ids)) if lease_ids else len(self)
+        if late and not self._store.reachable:
+            raise store_away()
         if late:
             raise Unavailable(
-                "the store has not taken the change yet: retry", retry_after=_RETRY_REFUSED
+                "the plane's store has not taken the change yet: retry", retry_after=_RETRY_REFUSED
             )
 
     async def publish_soon(self) -> None:

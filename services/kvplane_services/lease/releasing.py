@@ -8,6 +8,7 @@ from kvplane_services.lease.elsewhere import ElsewhereLeases
 from kvplane_services.lease.ledger import Ledger
 from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.lease.publication import Publication
+from kvplane_services.store.commits import store_away
 from kvplane_services.store.model import Put, Versioned
 from kvplane_services.store.ports import Store, Table
 
@@ -74,7 +75,7 @@ class Releasing:
         if lease.state is LeaseState.RELEASING:
             return True
         if not self._store.reachable:
-            raise Unavailable("the store does not answer: retry", retry_after=1.0)
+            raise store_away()
         await self._write(found, current=current)
         return True
 

@@ -9,6 +9,7 @@ from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.entry import Entry
 from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
 from kvplane_services.session.saver import Saver
+from kvplane_services.store.commits import store_away
 from kvplane_services.store.ports import Table
 
 # What to make of a session; None for nothing. It is given None for one that was never seen.
@@ -76,11 +77,14 @@ class Changes:
             except Conflict:
                 await self._saver.read_again(name)
             except TimeoutError:
-                raise _unavailable("the store does not answer") from None
+                raise store_away() from None
             else:
                 found = self._book.find(name)
                 return after if found is None else self._book.record_of(found)
-        raise _unavailable(f"{name} is changed by others all the time")
+        raise Unavailable(
+            f"{name} is changed by others all the time: nothing was changed, retry",
+            retry_after=_RETRY_AFTER,
+        )
 
     async def _find(self, name: str) -> Entry | None:
         entry = self._book.find(name)
@@ -92,11 +96,7 @@ class Changes:
 
     async def _write(self, name: str, record: SessionRecord, expected: int) -> None:
         if not self._reachable():
-            raise _unavailable("the store cannot be reached")
+            raise store_away()
         packed = self._codec.pack(self._book.stamped(record))
         revision = await self._table.put(name, packed, expected=expected)
         self._book.adopt(name, packed, revision)
-
-
-def _unavailable(what: str) -> Unavailable:
-    return Unavailable(f"{what}: nothing is known to be changed, retry", retry_after=_RETRY_AFTER)

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from kvplane_services.clock import Clock, jittered
-from kvplane_services.errors import Conflict, Unavailable
+from kvplane_services.errors import Conflict, Unavailable, logged
 from kvplane_services.session.book import SessionBook
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.entry import Entry
@@ -119,7 +119,7 @@ class Saver:
                     self._away = False
                 except Unavailable as error:
                     if not self._away:
-                        _log.warning("changes of sessions wait for the store: %s", error.message)
+                        _log.warning("changes of sessions wait for the store: %s", logged(error))
                     self._away = True
                     await self._clock.sleep(jittered(error.retry_after))
 

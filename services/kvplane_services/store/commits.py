@@ -64,6 +64,18 @@ def guard_failed(guard: Guard) -> GuardFailed:
     )
 
 
+def store_away(retry_after: float = 1.0) -> Unavailable:
+    """What callers are told while the store is away; where it is, and why, is for the log.
+
+    They are all told the same: most calls take several steps, of which some may be done.
+    """
+    return Unavailable(
+        "the plane's store is away, and whether anything was changed is unknown: try again when "
+        "it is back",
+        retry_after=retry_after,
+    )
+
+
 def anchor_gone(anchor: str) -> Unavailable:
     """What is raised for a write on an anchor that the store does not have."""
     return Unavailable(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvplane_services.clock import Clock, jittered, within
-from kvplane_services.errors import Conflict, Unavailable
+from kvplane_services.errors import Conflict, Unavailable, logged
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.model import Removed, Reset, Synced, Upserted
 from kvplane_services.store.ports import Anchors, Table
@@ -120,7 +120,7 @@ class Members:
             except Conflict:
                 await self._clock.sleep(jittered(1.0))  # The new anchor is gone again.
             except Unavailable as error:
-                _log.warning("this replica is not known to others yet: %s", error.message)
+                _log.warning("this replica is not known to others yet: %s", logged(error))
                 await self._clock.sleep(jittered(error.retry_after))
 
     async def _enter(self) -> None:

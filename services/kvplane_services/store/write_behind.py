@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvplane_services.clock import Clock, jittered, wait_set
-from kvplane_services.errors import StoreRefused, Unavailable
+from kvplane_services.errors import StoreRefused, Unavailable, logged
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class WriteBehind:
             await self._journal.flush()
         except (Unavailable, StoreRefused) as error:
             if not self._away:
-                _log.warning("changes of %s wait for the store: %s", self._what, error.message)
+                _log.warning("changes of %s wait for the store: %s", self._what, logged(error))
             self._away = True
             return error.retry_after if isinstance(error, Unavailable) else _REFUSED_WAIT
         if self._away:

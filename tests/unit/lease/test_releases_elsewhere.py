@@ -8,6 +8,7 @@ import pytest
 from kvplane_services.errors import EpochStale, Unavailable
 from kvplane_services.lease.model import EndReason, LeaseState, RenewalOutcome
 from kvplane_services.lease.reports import EngineReport
+from kvplane_services.store.commits import store_away
 from tests.support.lease_fleet import LeaseFleet, told, written
 from tests.support.state_values import full, held, lease_for, stock_engine
 
@@ -88,8 +89,9 @@ async def test_a_release_that_cannot_be_written_is_not_promised(fleet: LeaseFlee
     for store in fleet.stores:
         store.cut()
     for plane in fleet.planes[:2]:
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable) as refused:
             await plane.manager.release(lease.name, lease.fencing_token)
+        assert str(refused.value) == str(store_away())
 
     (directive,) = (await fleet.planes[0].report(engine, held())).directives
     assert directive.release is EndReason.RELEASED

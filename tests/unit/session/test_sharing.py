@@ -10,6 +10,7 @@ from kvplane_services.errors import AlreadyExists, Conflict, KvplaneError, NotFo
 from kvplane_services.lease.model import EndReason, LeaseState
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.model import SessionHints, SessionState
+from kvplane_services.store.commits import store_away
 from kvplane_services.store.model import Removed, Synced, Upserted
 from kvplane_services.store.paging import PageRequest
 from tests.support.state_values import key_of
@@ -222,6 +223,7 @@ async def test_calls_do_not_wait_for_a_store_that_hangs() -> None:
 
         assert all(call.done() for call in calls)
         assert [type(call.exception()) for call in calls] == [Unavailable] * 5
+        assert {str(call.exception()) for call in calls} == {store_away().message}
         assert a.state() is SessionState.RETAINED
 
 

@@ -9,6 +9,7 @@ from kvplane.client.backoff import Backoff
 from kvplane_services.adapters.etcd.backend import LeaseGone, NoRoom
 from kvplane_services.clock import Clock, wait_set
 from kvplane_services.errors import StoreRefused, Unavailable
+from kvplane_services.store.commits import store_away
 
 R = TypeVar("R")
 
@@ -17,6 +18,8 @@ _log = logging.getLogger(__name__)
 # A caller that gave up after that long may have met an etcd that is away.
 _SUSPICIOUS = 0.1
 _RETRY_AFTER = 1.0
+# Seconds between lines that say that etcd is full.
+_REMIND = 60.0
 # Shorter ones are breaks of a stream, not of etcd: to try that stream again at once would be vain.
 _OUTAGE = 1.0
 
@@ -27,6 +30,9 @@ class Contact:
     `reachable` is False from the first failure until something works.
     Only what needs a quorum counts as working: a node that is cut from the others still sends
     what it knows on open streams.
+
+    Once it runs, its errors say nothing of etcd, which is none of the business of those who call
+    the plane; the log does.
 
     Args:
         probe: Asks etcd for something that needs a quorum.
@@ -40,6 +46,9 @@ class Contact:
         self._reachable = True
         self._running = False
         self._since = clock.now()
+        # What the log was last told of an outage, and when it was told that etcd is full.
+        self._said = ""
+        self._said_full = float("-inf")
         self._doubt = asyncio.Event()
         # Set, and replaced, when an outage is over.
         self._back = asyncio.Event()
@@ -54,6 +63,7 @@ class Contact:
 
         Raises:
             LeaseGone: As the call.
+            NoRoom: As the call.
             Unavailable: As the call; or etcd no longer takes this process's password or
                 certificate, which an operator may set right while it runs.
             StoreRefused: As the call, before it runs.
@@ -62,14 +72,18 @@ class Contact:
         started = self._clock.now()
         try:
             result = await call
-        except (LeaseGone, NoRoom):
+        except LeaseGone:
             self._answered()
             raise
+        except NoRoom as error:
+            self._answered()
+            raise self._full(error) from error
         except (Unavailable, StoreRefused) as error:
-            failure = self.failed(error)
-            if failure is error:
+            self.failed(error)
+            if not self._running:
                 raise
-            raise failure from error
+            waits = error.retry_after if isinstance(error, Unavailable) else _RETRY_AFTER
+            raise store_away(waits) from error
         except asyncio.CancelledError:
             # It was not etcd that said no, but its silence may be why the caller gave up.
             if self._clock.now() - started >= _SUSPICIOUS:
@@ -78,18 +92,19 @@ class Contact:
         self._answered()
         return result
 
-    def failed(self, error: Unavailable | StoreRefused) -> Unavailable | StoreRefused:
-        """Notes that a call or stream failed, and returns what to raise for it."""
+    def failed(self, error: Unavailable | StoreRefused) -> None:
+        """Notes that a call or stream failed."""
         if not self._running:
-            return error
+            return
         if self._reachable:
-            self._reachable = False
             self._since = self._clock.now()
+        # An etcd that comes back may refuse this process, which an operator has to know.
+        refused = isinstance(error, StoreRefused) and error.message != self._said
+        if self._reachable or refused:
+            self._said = error.message
             _log.warning("the store is away: %s", error.message)
+        self._reachable = False
         self._doubt.set()
-        if isinstance(error, Unavailable):
-            return error
-        return Unavailable(error.message, retry_after=_RETRY_AFTER)
 
     async def pause(self, seconds: float) -> None:
         """Waits before a stream is tried again: for that long, or until an outage is over."""
@@ -108,6 +123,16 @@ class Contact:
                 await self._clock.sleep(backoff.next())
             else:
                 backoff.reset()
+
+    def _full(self, error: NoRoom) -> NoRoom:
+        if self._clock.now() - self._said_full >= _REMIND:
+            self._said_full = self._clock.now()
+            _log.warning("the store takes no writes: %s", error.message)
+        return NoRoom(
+            "the plane's store is full, and nothing was changed: try again when its operator has "
+            "made room",
+            retry_after=error.retry_after,
+        )
 
     def _answered(self) -> None:
         if not self._reachable:

@@ -63,7 +63,8 @@ class EtcdSequence:
             draw.given_up = True
             raise
         if draw.failure is not None:
-            raise Unavailable(draw.failure.message, retry_after=draw.failure.retry_after)
+            failure = draw.failure
+            raise Unavailable(failure.message, retry_after=failure.retry_after) from failure
         return draw.first
 
     async def _draw_for_all(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from kvplane_services.adapters.etcd.backend import LeaseGone, NoRoom
 from kvplane_services.adapters.etcd.contact import Contact
-from kvplane_services.errors import StoreRefused, Unavailable
+from kvplane_services.errors import StoreRefused, Unavailable, logged
 from tests.support.clock import FakeClock
 
 
@@ -117,12 +117,70 @@ async def test_a_stream_that_breaks_by_itself_is_not_tried_at_once(
     assert waiting.done()
 
 
-async def test_refusals_are_outages_while_it_runs(contact: Contact, etcd: Etcd) -> None:
+async def test_refusals_are_outages_while_it_runs(
+    contact: Contact, etcd: Etcd, caplog: pytest.LogCaptureFixture
+) -> None:
     """A password that is no longer taken does not end a process: an operator may set it right."""
+    contact.failed(Unavailable("broken", retry_after=1.0))
     etcd.failure = StoreRefused("no such user")
 
-    with pytest.raises(Unavailable, match="no such user"):
-        await contact.ask(etcd.call())
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await contact.ask(etcd.call())
+
+    assert [record.message for record in caplog.records] == [
+        "the store is away: broken",
+        "the store is away: no such user",
+    ]
+
+
+_AWAY = (
+    "the plane's store is away, and whether anything was changed is unknown: try again when it is "
+    "back"
+)
+_FULL = (
+    "the plane's store is full, and nothing was changed: try again when its operator has made room"
+)
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (Unavailable("etcd at 10.0.0.7:2379 is silent", retry_after=3.0), _AWAY),
+        (StoreRefused("etcd at 10.0.0.7:2379 wants a password"), _AWAY),
+        (
+            NoRoom("etcd at 10.0.0.7:2379 is full", retry_after=3.0),
+            _FULL,
+        ),
+    ],
+)
+async def test_callers_are_not_told_where_etcd_is(
+    contact: Contact,
+    etcd: Etcd,
+    caplog: pytest.LogCaptureFixture,
+    failure: Unavailable | StoreRefused,
+    told: str,
+) -> None:
+    """That is for the log, once; what an operator sees of a failure is what is behind it."""
+    etcd.failure = failure
+
+    for _ in range(3):
+        with pytest.raises(Unavailable) as raised:
+            await contact.ask(etcd.call())
+        assert raised.value.message == told
+        assert logged(raised.value) == failure.message
+        assert raised.value.retry_after == getattr(failure, "retry_after", 1.0)
+
+    (said,) = [record.message for record in caplog.records]
+    assert said.endswith(failure.message)
+
+
+async def test_at_the_start_it_is_said_where_etcd_is(etcd: Etcd, clock: FakeClock) -> None:
+    """Whoever starts a process has to know what to set right."""
+    etcd.failure = Unavailable("etcd at 10.0.0.7:2379 is silent", retry_after=3.0)
+
+    with pytest.raises(Unavailable, match=r"10\.0\.0\.7"):
+        await Contact(probe=etcd.call, clock=clock).ask(etcd.call())
 
 
 async def test_a_lease_that_is_gone_is_an_answer(contact: Contact, etcd: Etcd) -> None:
