@@ -28,7 +28,8 @@ class TableFeed(Generic[T]):
                 async for event in self._table.watch():
                     yield event
             except WatchTooOld as error:
-                _log.warning("a feed starts over: %s", error.message)
+                # The store, which lost what was before, says so once for all feeds.
+                _log.debug("a feed starts over: %s", error.message)
             except (Saturated, Unavailable) as error:
                 _log.warning("a feed starts over: %s", error.message)
                 await self._clock.sleep(error.retry_after)

@@ -171,7 +171,8 @@ class EtcdAnchors:
 
     def _lose(self, anchor: str) -> None:
         self.drop(anchor)
-        _log.warning("etcd no longer has the lease %s: what hung on it is gone", anchor)
+        # There are as many as engines, and who kept it puts back what hung on it.
+        _log.debug("etcd no longer has the lease %s: what hung on it is gone", anchor)
         self._losses.report(anchor)
 
 

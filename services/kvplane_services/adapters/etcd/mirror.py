@@ -91,7 +91,7 @@ class Mirror:
             try:
                 await self._follow(backoff)
             except CompactedError as error:
-                _log.warning("%s: everything is listed again", error)
+                _log.debug("%s: everything is listed again", error)
                 self._stale = True
                 await self._contact.pause(backoff.next())
             except (Unavailable, StoreRefused) as error:
@@ -191,7 +191,10 @@ class Mirror:
             return self._stale
         if self._copied == self._history and header.revision >= self._revision:
             return False
-        _log.warning("etcd lost its data, or is another one: everything is listed again")
+        _log.warning(
+            "the store in etcd has lost its data, or is a new one: everything that is alive is put "
+            "back by itself, and there is nothing to do"
+        )
         self._copied = None
         self._stale = True
         return True

@@ -1,7 +1,9 @@
 """The etcd store over the double of etcd: what its copies do over faults."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
+from unittest.mock import ANY
 
 import pytest
 
@@ -191,11 +193,25 @@ async def test_compaction_during_a_break(
     assert first.value is value
 
 
+_LOST = (
+    "the store in etcd has lost its data, or is a new one: everything that is alive is put back by "
+    "itself, and there is nothing to do"
+)
+
+
 @pytest.mark.parametrize("written_since", [0, 1, 500])
 async def test_loss_of_data(
-    table: EtcdTable[str], store: EtcdStore, etcd: FakeEtcd, clock: FakeClock, written_since: int
+    table: EtcdTable[str],
+    store: EtcdStore,
+    etcd: FakeEtcd,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+    written_since: int,
 ) -> None:
-    """A store that was set up anew is noticed, also when others have written more than was lost."""
+    """A store that was set up anew is noticed, also when others have written more than was lost.
+
+    The log is told once, in words that nobody has to be alarmed at.
+    """
     for number in range(100):
         await table.put(f"{number}", "1")
     token = await store.sequence("tokens").next()
@@ -221,6 +237,11 @@ async def test_loss_of_data(
     await table.put("0", "back", expected=0)
     await clock.advance(0)
     assert await state(table) == {**theirs, "0": "back"}
+    assert [said for _, level, said in caplog.record_tuples if level >= logging.INFO] == [
+        "the store is away: the watch broke",
+        ANY,
+        _LOST,
+    ]
 
 
 async def test_loss_of_data_without_a_break(
