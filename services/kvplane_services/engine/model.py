@@ -88,6 +88,7 @@ class Engine:
 
     `engine_id` is the last part of the resource name `engines/{engine}`. `drain_requested` stays
     when the engine is lost, so that it drains on when it comes back.
+    `expire_time` is known at the engine's home only; in the store it has none.
     """
 
     engine_id: str

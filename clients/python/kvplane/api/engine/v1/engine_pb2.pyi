@@ -211,7 +211,10 @@ class Engine(_message.Message):
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """Output only. When the registration lapses unless renewed; for people."""
+        """Output only. When the registration lapses unless renewed; for people. Unset for a lost engine,
+        in watches, and at replicas of the plane that the engine's heartbeats do not come to: they
+        do not know.
+        """
 
     def __init__(
         self,
