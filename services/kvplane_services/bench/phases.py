@@ -126,7 +126,7 @@ class Phases:
             for number in range(turns):
                 fleet.take_turn((number + 1) % options.sessions)
                 await self._clock.sleep(1 / _LAG_RATE)
-            await fleet.until(lambda: not probe.missing, what="leases at the watch")
+            await probe.seen_more(turns - 1)
             fleet.on_sent = lambda _: None
         lags = [lag * 1000 for lag in probe.lags]
         for name, share in (("p50", 0.5), ("p99", 0.99)):
@@ -138,7 +138,7 @@ class Phases:
         deadline, prompt = self._clock.now() + _CATCH_UP, 0
         while prompt < _PROMPT_TURNS and self._clock.now() < deadline:
             self._fleet.take_turn(0)
-            await self._fleet.until(lambda: not probe.missing, what="a lease at the watch")
+            await probe.seen_more(len(probe.lags))
             prompt = prompt + 1 if probe.lags[-1] < _PROMPT else 0
 
     async def _bursts(self) -> None:

@@ -13,6 +13,7 @@ from kvplane_services.clock import Clock
 from kvplane_services.main.process import background
 
 _PATIENCE = 60.0
+_POLL = 0.01
 
 
 class LagProbe:
@@ -30,10 +31,13 @@ class LagProbe:
         self._sent: dict[str, float] = {}
         self.lags: list[float] = []
 
-    @property
-    def missing(self) -> int:
-        """Retentions that were sent and not seen yet."""
-        return len(self._sent)
+    async def seen_more(self, count: int) -> None:
+        """Returns once more leases than so many were shown. Raises BenchError."""
+        deadline = self._clock.now() + _PATIENCE
+        while len(self.lags) <= count:
+            if self._clock.now() > deadline:
+                raise BenchError(f"the watch shows no new lease for {_PATIENCE:.0f} s")
+            await self._clock.sleep(_POLL)
 
     def sent(self, retention: str) -> None:
         """A frame with this retention goes now."""
