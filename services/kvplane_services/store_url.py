@@ -34,9 +34,9 @@ class StoreUrl:
             return cls(StoreKind.MEMORY)
         scheme, separator, rest = text.partition("://")
         if not separator or scheme not in (StoreKind.ETCD.value, StoreKind.ETCD3.value):
-            raise _invalid(
-                text, "name memory, etcd://HOST:PORT,HOST:PORT or etcd3://HOST:PORT as the store"
-            )
+            if "@" in rest:
+                text = f"{scheme}://..."
+            raise _invalid(text, _WEB if scheme in _WEB_SCHEMES else _NAME_ONE)
         kind = StoreKind(scheme)
         addresses, _, query = rest.partition("?")
         if "@" in addresses:
@@ -54,6 +54,12 @@ class StoreUrl:
         if kind is StoreKind.ETCD3 and len(endpoints) > 1:
             raise _invalid(text, "etcd3 speaks to one address: name one, or use etcd://")
         return cls(kind, endpoints, _options(text, query))
+
+
+_NAME_ONE = "name memory, etcd://HOST:PORT,HOST:PORT or etcd3://HOST:PORT as the store"
+# What other clients of etcd call it.
+_WEB_SCHEMES = ("http", "https", "etcds")
+_WEB = "write etcd://HOST:PORT,HOST:PORT; with store.tls_ca it is encrypted, else it is not"
 
 
 def check_prefix(prefix: str) -> str:

@@ -160,7 +160,10 @@ def _credentials(section: GrpcSection) -> grpc.ServerCredentials | None:
         raise InvalidRequest(
             "encryption needs both grpc.tls_cert and grpc.tls_key", field="grpc.tls_cert"
         )
-    pair = (read_pem(section.tls_key), read_pem(section.tls_cert))
+    pair = (
+        read_pem(section.tls_key, setting="grpc.tls_key"),
+        read_pem(section.tls_cert, setting="grpc.tls_cert"),
+    )
     try:
         # gRPC's library says nothing of use about a certificate that it cannot take.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(section.tls_cert, section.tls_key)
@@ -173,9 +176,11 @@ def _credentials(section: GrpcSection) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([pair])
 
 
-def read_pem(file: Path) -> bytes:
-    """A certificate or key. Raises InvalidRequest."""
+def read_pem(file: Path, *, setting: str) -> bytes:
+    """The certificate or key that a setting names. Raises InvalidRequest."""
     try:
         return file.read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
+        raise InvalidRequest(
+            f"{setting}: {file} cannot be read: {error.strerror}", field=setting
+        ) from error

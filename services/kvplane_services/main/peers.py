@@ -16,7 +16,7 @@ def plane_of(section: PeersSection, *, clock: Clock) -> Plane:
     """
     tls = None
     if section.tls_ca is not None:
-        tls = Tls(root_certificates=read_pem(section.tls_ca))
+        tls = Tls(root_certificates=read_pem(section.tls_ca, setting="peers.tls_ca"))
     return Plane(
         section.leases, router=section.router, timeout=section.timeout, tls=tls, clock=clock
     )

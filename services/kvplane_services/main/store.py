@@ -28,6 +28,10 @@ LEASES_TABLES = (CLAIMS, ENGINES, HOMES, LEASES, MEMBERS)
 REGISTRY_TABLES = (MEMBERS, SESSIONS)
 PLANE_TABLES = (*LEASES_TABLES, SESSIONS)
 
+# What operators call the settings of etcd's client: its messages say what to change by these.
+_USER, _PASSWORD = "store.user", "KVPLANE_STORE__PASSWORD"
+_CA, _CERT, _KEY = "store.tls_ca", "store.tls_cert", "store.tls_key"
+
 # Silence of that many seconds at the start is explained.
 _PATIENCE = 1.0
 
@@ -85,7 +89,10 @@ def etcd_backend(section: StoreSection, *, clock: Clock) -> "EtcdBackend":
 
 
 def _config(section: StoreSection, url: StoreUrl) -> "EtcdConfig":
-    from kvplane_services.adapters.etcd.config import EtcdConfig  # noqa: PLC0415 - see above
+    from kvplane_services.adapters.etcd.config import (  # noqa: PLC0415 - see above
+        EtcdConfig,
+        SettingNames,
+    )
 
     try:
         return EtcdConfig(
@@ -96,6 +103,9 @@ def _config(section: StoreSection, url: StoreUrl) -> "EtcdConfig":
             timeout=section.timeout,
             try_timeout=section.try_timeout,
             silence=section.silence,
+            names=SettingNames(
+                user=_USER, password=_PASSWORD, authorities=_CA, certificate=_CERT, key=_KEY
+            ),
         )
     except ValueError as error:
         raise InvalidRequest(f"settings, section store: {error}", field="store") from error
@@ -103,21 +113,18 @@ def _config(section: StoreSection, url: StoreUrl) -> "EtcdConfig":
 
 def _tls(section: StoreSection) -> Tls | None:
     if (section.tls_cert is None) != (section.tls_key is None):
-        raise InvalidRequest(
-            "a certificate for etcd needs both store.tls_cert and store.tls_key",
-            field="store.tls_cert",
-        )
+        raise InvalidRequest(f"a certificate for etcd needs both {_CERT} and {_KEY}", field=_CERT)
     if section.tls_ca is None and section.tls_cert is None:
         return None
     return Tls(
-        root_certificates=_pem(section.tls_ca),
-        certificate_chain=_pem(section.tls_cert),
-        private_key=_pem(section.tls_key),
+        root_certificates=_pem(section.tls_ca, _CA),
+        certificate_chain=_pem(section.tls_cert, _CERT),
+        private_key=_pem(section.tls_key, _KEY),
     )
 
 
-def _pem(file: Path | None) -> bytes | None:
-    return None if file is None else read_pem(file)
+def _pem(file: Path | None, setting: str) -> bytes | None:
+    return None if file is None else read_pem(file, setting=setting)
 
 
 def _backend(kind: StoreKind, config: "EtcdConfig", *, clock: Clock) -> "EtcdBackend":

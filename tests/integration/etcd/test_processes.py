@@ -213,10 +213,11 @@ async def test_an_old_version(impatient: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("", "wants a user and a password"),
-        (f'user = "{USER}"\npassword = "wrong"', "does not take user 'plane' with this password"),
+        ("", "give both (store.user, KVPLANE_STORE__PASSWORD)"),
+        (f'user = "{USER}"\npassword = "wrong"', "with this password: check store.user"),
+        (f'user = "{USER}"', "'plane' without a password: set KVPLANE_STORE__PASSWORD"),
         ('user = "nobody"\npassword = "wrong"', "does not take user 'nobody'"),
-        (f'password = "{PASSWORD}"', "password is given without a user"),
+        (f'password = "{PASSWORD}"', "without a user: name the user too (store.user)"),
         (
             f'user = "{USER}"\npassword = "{PASSWORD}"\nprefix = "/other/"',
             "grant reading and writing of everything under the store's prefix",
@@ -236,17 +237,21 @@ async def test_wrong_passwords(guarded: EtcdNode, tmp_path: Path, given: str, wo
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ({}, "may want TLS"),
-        ({"tls_ca": "ca"}, "wants a certificate from its clients"),
-        ({"tls_ca": "strange_ca", "tls_cert": "cert", "tls_key": "key"}, "is not trusted"),
+        ({}, "may want TLS: set store.tls_ca"),
+        ({"tls_ca": "ca"}, "give one, and its key (store.tls_cert, store.tls_key)"),
+        (
+            {"tls_ca": "strange_ca", "tls_cert": "cert", "tls_key": "key"},
+            "the authority that signed it (store.tls_ca)",
+        ),
         (
             {"tls_ca": "ca", "tls_cert": "strange_cert", "tls_key": "strange_key"},
-            "does not take our certificate",
+            "give one that its authority signed (store.tls_cert, store.tls_key)",
         ),
         ({"tls_ca": "ca", "tls_cert": "cert"}, "needs both store.tls_cert and store.tls_key"),
-        ({"tls_ca": "ca", "tls_cert": "cert", "tls_key": "strange_key"}, "certificate"),
+        ({"tls_ca": "ca", "tls_cert": "cert", "tls_key": "strange_key"}, "store.tls_key"),
         ({"tls_ca": "junk"}, "PEM"),
-        ({"tls_ca": "absent"}, "absent.pem cannot be read"),
+        ({"tls_ca": "absent"}, "store.tls_ca: "),
+        ({"tls_cert": "cert", "tls_key": "absent"}, "store.tls_key: "),
     ],
 )
 async def test_wrong_certificates(
@@ -270,6 +275,8 @@ async def test_wrong_certificates(
     [
         ("redis://127.0.0.1:6379", "name memory, etcd://HOST:PORT,HOST:PORT or etcd3://HOST:PORT"),
         ("etcd", "name memory"),
+        ("https://127.0.0.1:2379", "write etcd://HOST:PORT,HOST:PORT; with store.tls_ca"),
+        ("etcds://user:secret@127.0.0.1:2379", "etcds://...' is no store: write etcd://"),
         ("etcd://", "is not an address"),
         ("etcd://127.0.0.1", "expected host:port"),
         ("etcd://127.0.0.1:0", "port 0"),

@@ -7,6 +7,30 @@ from kvplane.client.channel import Tls
 
 
 @dataclass(frozen=True, slots=True)
+class SettingNames:
+    """What whoever runs this process calls what an `EtcdConfig` is made from.
+
+    Messages name what is to be changed by it. By default what the code calls it.
+    """
+
+    user: str = "user"
+    password: str = "password"  # noqa: S105 - a name
+    authorities: str = "tls.root_certificates"
+    certificate: str = "tls.certificate_chain"
+    key: str = "tls.private_key"
+
+    @property
+    def identity(self) -> str:
+        """User and password."""
+        return f"{self.user}, {self.password}"
+
+    @property
+    def pair(self) -> str:
+        """This process's certificate, and its key."""
+        return f"{self.certificate}, {self.key}"
+
+
+@dataclass(frozen=True, slots=True)
 class EtcdConfig:
     """An etcd, and patience with it.
 
@@ -20,6 +44,7 @@ class EtcdConfig:
         try_timeout: Seconds within which a node answers, before another one is asked. A write
             is tried once, so this is all it has.
         silence: Seconds without a sign of life after which a stream counts as broken.
+        names: What messages call the settings above.
 
     Raises:
         ValueError: An endpoint is no address, a duration not positive, or the password has no
@@ -34,13 +59,16 @@ class EtcdConfig:
     timeout: float = 6.0
     try_timeout: float = 2.0
     silence: float = 6.0
+    names: SettingNames = SettingNames()
 
     def __post_init__(self) -> None:
         if not self.endpoints:
             raise ValueError("etcd needs at least one endpoint, host:port")
         object.__setattr__(self, "endpoints", tuple(self.target.split(",")))
         if self.password and not self.user:
-            raise ValueError("etcd's password is given without a user: name the user too")
+            raise ValueError(
+                f"etcd's password is given without a user: name the user too ({self.names.user})"
+            )
         if not 0 < self.try_timeout <= self.timeout or self.silence <= 0:
             raise ValueError("etcd's durations are positive, and one try is within the timeout")
 

@@ -84,30 +84,47 @@ def _who(config: EtcdConfig) -> str:
 
 def _refusal(said: str, code: grpc.StatusCode | None, config: EtcdConfig) -> str | None:
     """Why repeating the call would be in vain; None if it might help."""
+    for mark, refusal in _REFUSALS:
+        if mark in said:
+            return refusal.format(names=config.names)
+    if "authentication failed, invalid user ID or password" in said:
+        return _denial(config)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return "is no etcd v3: check the address"
+    return _distrust(said, config)
+
+
+def _denial(config: EtcdConfig) -> str:
+    names = config.names
+    if not config.password:
+        return f"does not take user {config.user!r} without a password: set {names.password}"
+    return f"does not take user {config.user!r} with this password: check {names.identity}"
+
+
+def _distrust(said: str, config: EtcdConfig) -> str | None:
+    """What is wrong with a certificate, if that is what was said."""
+    names = config.names
     untrusted = re.search(r"CERTIFICATE_VERIFY_FAILED: ([^:]*)", said)
     if untrusted:
         return (
             f"has a certificate that is not trusted ({untrusted[1].strip()}): give the certificate "
-            "of the authority that signed it"
+            f"of the authority that signed it ({names.authorities})"
         )
-    for mark, refusal in _REFUSALS:
-        if mark in said:
-            return refusal.format(user=config.user)
-    if any(mark in said for mark in _CERTIFICATE_ALERTS):
-        if config.tls is not None and config.tls.certificate_chain is not None:
-            return "does not take our certificate: give one that its authority signed"
-        return "wants a certificate from its clients: give one, and its key"
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return "is no etcd v3: check the address"
-    return None
+    if not any(mark in said for mark in _CERTIFICATE_ALERTS):
+        return None
+    if config.tls is not None and config.tls.certificate_chain is not None:
+        return f"does not take our certificate: give one that its authority signed ({names.pair})"
+    return f"wants a certificate from its clients: give one, and its key ({names.pair})"
 
 
+# With the names of settings.
 _REFUSALS = (
+    ("user name is empty", "wants a user and a password: give both ({names.identity})"),
     (
-        "authentication failed, invalid user ID or password",
-        "does not take user {user!r} with this password: check both",
+        "Failed to create security handshaker",
+        "cannot be spoken to with these certificates: no PEM, or the key of another certificate "
+        "({names.authorities}, {names.pair})",
     ),
-    ("user name is empty", "wants a user and a password: give both"),
     (
         "Hostname Verification Check failed",
         "has a certificate for another name: use a name that is in the certificate",
@@ -115,10 +132,6 @@ _REFUSALS = (
     (
         "is not in peer certificate",
         "has a certificate for another name: use a name that is in the certificate",
-    ),
-    (
-        "Failed to create security handshaker",
-        "cannot be spoken to with these certificates: no PEM, or the key of another certificate",
     ),
     (
         "received message larger than max",
@@ -154,13 +167,14 @@ _HANGING_UP = ("Socket closed", "Connection reset", "Broken pipe")
 
 
 def _why_it_hangs_up(said: str, config: EtcdConfig) -> str:
+    names = config.names
     if config.tls is None:
-        return "it may want TLS"
+        return f"it may want TLS: set {names.authorities}"
     if "Handshake" in said:
-        return "it may speak no TLS"
+        return f"it may speak no TLS: leave out {names.authorities}, {names.pair}"
     if config.tls.certificate_chain is None:
-        return "it may want a certificate from its clients"
-    return "it may not take our certificate"
+        return f"it may want a certificate from its clients: set {names.pair}"
+    return f"it may not take our certificate: check {names.pair}"
 
 
 _OUTAGES = (
