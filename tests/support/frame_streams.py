@@ -71,7 +71,13 @@ class TransportDouble:
         self.deregister_error: KvplaneClientError | None = None
         self.closed = False
         self.left: list[bool] = []
+        self.addresses = ["127.0.0.1:1"]
         self.on_leave: Callable[[], None] = lambda: None
+
+    @property
+    def address(self) -> str:
+        """See `EngineTransport.address`."""
+        return self.addresses[len(self.left) % len(self.addresses)]
 
     def open(self) -> StreamDouble[Any, Any]:
         """See `EngineTransport.open`."""

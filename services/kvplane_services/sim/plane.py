@@ -157,6 +157,11 @@ class MutableTransport:
         self._muted = muted
         self._clock = clock
 
+    @property
+    def address(self) -> str:
+        """See `EngineTransport.address`."""
+        return self._inner.address
+
     async def register(
         self, request: engine_pb2.RegisterEngineRequest, *, seconds: float
     ) -> engine_pb2.RegisterEngineResponse:

@@ -109,7 +109,7 @@ def outcomes(*values: int) -> Callable[[Frame, Answer], None]:
 
 def link_to(plane: Plane, source: Source, clock: FakeClock, **options: Any) -> EngineLink:
     return EngineLink(
-        target="127.0.0.1:1",
+        target=options.pop("target", "127.0.0.1:1"),
         engine_id="decode-0",
         engine=engine_pb2.Engine(role=engine_pb2.ROLE_DECODE),
         source=source,
@@ -451,6 +451,32 @@ async def test_silent_replica_is_left() -> None:
     async with running(link_to(plane, Source(), clock), clock):
         await clock.advance(5.1)
         assert plane.transport.left == [True]
+
+
+async def test_replica_that_is_not_up_yet_is_not_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nor is one that dies later: the log names it, and the one that the engine goes to."""
+    plane, clock = Plane(), FakeClock()
+    plane.transport.addresses = ["127.0.0.1:1", "127.0.0.1:2"]
+    plane.register_errors = [UnavailableError("refused", code="UNAVAILABLE")]
+    link = link_to(plane, Source(), clock, target="127.0.0.1:1,127.0.0.1:2")
+    with caplog.at_level("INFO", "kvplane"):
+        async with running(link, clock):
+            await clock.advance(2)
+            assert link.connected
+
+            def one_is_dead(_: Frame, __: Answer) -> None:
+                if plane.transport.address == "127.0.0.1:2":
+                    raise UnavailableError("reset", code="UNAVAILABLE")
+
+            plane.script = one_is_dead
+            await clock.advance(20)
+            assert link.connected
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+    first, second = (record.message for record in caplog.records if "no link" in record.message)
+    assert "the replica at 127.0.0.1:1, going on at 127.0.0.1:2: " in first
+    assert "the replica at 127.0.0.1:2, going on at 127.0.0.1:1: " in second
 
 
 async def test_refused_registration_is_refused_everywhere() -> None:

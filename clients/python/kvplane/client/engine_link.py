@@ -25,7 +25,7 @@ from kvplane.client.clock import Clock, SystemClock
 from kvplane.client.engine_wire import directives_of, duration_of, frame_of, seconds_of
 from kvplane.client.errors import FencedError, KvplaneClientError
 from kvplane.client.frames import StreamEnded, exchange_within, until, wait_set, within
-from kvplane.client.moving import here_or_elsewhere, leave_after
+from kvplane.client.moving import here_or_elsewhere, leave_after, leave_ended
 from kvplane.client.outage import Outage
 from kvplane.client.registration import Registration, registration_of
 from kvplane.client.retention import RetentionSource
@@ -213,9 +213,8 @@ class EngineLink:
                 self._fenced = True
                 raise
             except StreamEnded:
-                _log.info("%s: a replica of %s ends the stream", self._engine_id, self._target)
                 self._connected = False
-                await transport.leave()
+                await leave_ended(transport, who=self._engine_id, log=_log)
                 await self._clock.sleep(self._backoff.next())
             except KvplaneClientError as error:
                 await self._after_trouble(transport, error)
@@ -228,9 +227,8 @@ class EngineLink:
         return self._transport
 
     async def _after_trouble(self, transport: EngineTransport, error: KvplaneClientError) -> None:
-        self._outage.goes_on(error)
         self._connected = False
-        await leave_after(error, transport)
+        await leave_after(error, transport, self._outage)
         await self._clock.sleep(max(self._backoff.next(), error.retry_after or 0.0))
 
     async def _register(self, transport: EngineTransport) -> Registration:

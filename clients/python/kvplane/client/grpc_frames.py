@@ -59,6 +59,11 @@ class GrpcEngineTransport:
     def __init__(self, target: str, *, tls: Tls | None = None) -> None:
         self._replicas = Replicas(target, tls=tls)
 
+    @property
+    def address(self) -> str:
+        """See `EngineTransport.address`."""
+        return self._replicas.address
+
     async def register(
         self, request: engine_pb2.RegisterEngineRequest, *, seconds: float
     ) -> engine_pb2.RegisterEngineResponse:
@@ -101,6 +106,11 @@ class GrpcRenewalTransport:
 
     def __init__(self, target: str, *, tls: Tls | None = None) -> None:
         self._replicas = Replicas(target, tls=tls)
+
+    @property
+    def address(self) -> str:
+        """See `RenewalTransport.address`."""
+        return self._replicas.address
 
     def open(self) -> FrameStream[lease_pb2.RenewLeasesRequest, lease_pb2.RenewLeasesResponse]:
         """See `RenewalTransport.open`."""

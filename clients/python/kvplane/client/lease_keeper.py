@@ -23,7 +23,7 @@ from kvplane.client.engine_wire import duration_of, seconds_of
 from kvplane.client.errors import KvplaneClientError
 from kvplane.client.frames import StreamEnded, exchange_within, until, wait_set, within
 from kvplane.client.kept_lease import KeptLease, LostReason
-from kvplane.client.moving import here_or_elsewhere, leave_after
+from kvplane.client.moving import here_or_elsewhere, leave_after, leave_ended
 from kvplane.client.names import lease_name
 from kvplane.client.outage import Outage
 from kvplane.client.timing import KeeperTiming
@@ -191,12 +191,10 @@ class LeaseKeeper:
                         interval = await self._renew_all(self._stream or self._open(transport))
                     await wait_set(self._wake, interval, clock=self._clock)
             except StreamEnded:
-                _log.info("%s: a replica of %s ends the stream", self._holder, self._target)
-                await transport.leave()
+                await leave_ended(transport, who=self._holder, log=_log)
                 await self._clock.sleep(self._backoff.next())
             except KvplaneClientError as error:
-                self._outage.goes_on(error)
-                await leave_after(error, transport)
+                await leave_after(error, transport, self._outage)
                 await self._clock.sleep(max(self._backoff.next(), error.retry_after or 0.0))
             finally:
                 if self._stream is not None:

@@ -88,9 +88,14 @@ class Replicas:
     def __len__(self) -> int:
         return len(self._addresses)
 
+    @property
+    def address(self) -> str:
+        """Address of the replica in use."""
+        return self._addresses[self._place]
+
     def in_use(self) -> Replica:
         """The replica to call. Its channel connects at the first call."""
-        address = self._addresses[self._place]
+        address = self.address
         if address not in self._open:
             self._open[address] = Replica(address, self._dial(address, tls=self._tls))
             wait = random.uniform(0.5, 1) * _REDIAL  # noqa: S311 - spreads attempts, no secret

@@ -13,6 +13,11 @@ RenewalStream = FrameStream[lease_pb2.RenewLeasesRequest, lease_pb2.RenewLeasesR
 class EngineTransport(Protocol):
     """How frames and calls reach EngineService."""
 
+    @property
+    def address(self) -> str:
+        """The replica in use, `host:port`."""
+        ...
+
     async def register(
         self, request: engine_pb2.RegisterEngineRequest, *, seconds: float
     ) -> engine_pb2.RegisterEngineResponse:
@@ -46,6 +51,11 @@ class EngineTransport(Protocol):
 
 class RenewalTransport(Protocol):
     """How frames reach LeaseService."""
+
+    @property
+    def address(self) -> str:
+        """The replica in use, `host:port`."""
+        ...
 
     def open(self) -> RenewalStream:
         """Opens a RenewLeases stream."""
