@@ -40,7 +40,10 @@ def register(app: typer.Typer) -> None:
     """Adds the commands."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Show, watch and release leases. Without a sub-command: run the lease manager alone.",
+        help="Show, watch and release leases, or run the lease manager: `kvplane leases` with "
+        "nothing but its options, as in `kvplane leases --grpc 127.0.0.1:7000`; "
+        "`kvplane leases serve --help` lists them.",
+        short_help="Show leases; alone or with --grpc: run the lease manager.",
     )
     group.command("list")(list_leases)
     group.command()(get)

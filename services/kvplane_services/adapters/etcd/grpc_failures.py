@@ -122,8 +122,10 @@ _REFUSALS = (
     ("user name is empty", "wants a user and a password: give both ({names.identity})"),
     (
         "Failed to create security handshaker",
-        "cannot be spoken to with these certificates: no PEM, or the key of another certificate "
-        "({names.authorities}, {names.pair})",
+        (
+            "cannot be spoken to with these certificates: no PEM, or the key of another "
+            "certificate ({names.authorities}, {names.pair})"
+        ),
     ),
     (
         "Hostname Verification Check failed",
