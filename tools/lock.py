@@ -26,6 +26,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *("pyproject.toml", "--extra=demo", "--group=build", *HASHED),
         "--constraints=requirements/dev.txt",
     ),
+    "build.txt": ("--group=build", *HASHED, "--constraints=requirements/dev.txt"),
     "codegen.txt": ("--group=codegen", *HASHED),
     "etcd.txt": ("--group=etcd", *HASHED),
     "lock.txt": ("--group=lock", *HASHED),

@@ -103,3 +103,12 @@ def test_generator_speaks_to_the_oldest_runtime() -> None:
     assert pins("codegen.txt")["grpcio-tools"] == "1.76.0"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "protobuf>=6.31" in project["dependencies"]
+
+
+def test_a_wheel_is_built_by_few_packages() -> None:
+    """Users who build one wait for its build backend, not for what developers need."""
+    needed = pins("build.txt")
+
+    assert "hatchling" in needed
+    assert len(needed) < 10
+    assert needed.items() <= pins("dev.txt").items()
