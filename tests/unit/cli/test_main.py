@@ -27,6 +27,16 @@ def test_operators_commands_are_there(group: str) -> None:
     assert "list" in result.output
 
 
+def test_leases_says_that_it_is_a_process_too() -> None:
+    """Whoever looks for the lease manager finds it, and where its options are listed."""
+    app = create_app()
+    commands = runner.invoke(app, ["--help"]).output
+    [line] = [line for line in commands.splitlines() if line.startswith("  leases ")]
+    assert "run the lease manager" in line
+    assert "kvplane leases serve --help" in runner.invoke(app, ["leases", "--help"]).output
+    assert "--grpc" in runner.invoke(app, ["leases", "serve", "--help"]).output
+
+
 @pytest.mark.parametrize("command", ["up", "gateway", "sim-engine", "explain", "bench scale"])
 def test_options_are_not_cut(command: str) -> None:
     """Names of options are whole in `--help`, also where the terminal has 80 columns."""
