@@ -1,8 +1,10 @@
 """What a store shared by replicas was told of each lease, and whether that was in good order."""
 
 from collections import Counter
+from contextlib import suppress
 
 from kvplane_services.adapters.records import LEASES
+from kvplane_services.errors import WatchTooOld
 from kvplane_services.lease.model import Lease, LeaseState
 from kvplane_services.store.model import Upserted
 from tests.support.cut_store import SharedStore
@@ -29,9 +31,12 @@ class LeaseHistory:
 
     async def run(self) -> None:
         """Follows until cancelled."""
-        async for event in self._table.watch():
-            if isinstance(event, Upserted):
-                self._take(event.value)
+        while True:
+            # The store that lost everything sends what was put back.
+            with suppress(WatchTooOld):
+                async for event in self._table.watch():
+                    if isinstance(event, Upserted):
+                        self._take(event.value)
 
     def _take(self, lease: Lease) -> None:
         before = self.last.get(lease.name)

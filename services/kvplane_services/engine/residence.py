@@ -157,7 +157,16 @@ class Residence:
         if known is not None and refusal(known, epoch) is None:
             return known
         found = await self._table.get(engine_id, current=True)
-        return self._departures.standing(found.value if found else self._seen.vanished(engine_id))
+        known = self._departures.standing(found.value if found else self._seen.vanished(engine_id))
+        if known is None or epoch <= known.epoch:
+            return known
+        # Epochs grow: nobody has taken its place, it is the store that has lost its registration.
+        if found is None:
+            raise Unavailable(
+                f"{known.name} is about to be put back into the store: open the stream again",
+                retry_after=0.5,
+            )
+        return None
 
     async def move_in(self, engine: Engine) -> Engine | None:
         """Makes this replica an engine's home; returns what the store has of it.

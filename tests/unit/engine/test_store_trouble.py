@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kvplane_services.adapters.records import ENGINES
 from kvplane_services.engine.answers import HeartbeatOutcome
 from kvplane_services.engine.model import EngineLoad, EngineState
 from kvplane_services.errors import (
@@ -99,6 +100,34 @@ async def test_a_store_that_lost_its_data_gets_everything_back(fleet: Fleet) -> 
     assert fleet.states("d2") == [EngineState.LOST] * 3
     assert fleet.planes[2].directory.get("d0").epoch == one.epoch
     assert (await fleet.register(1, engine_of("d0"))).epoch > one.epoch
+
+
+async def test_an_engine_that_moves_while_it_is_put_back(fleet: Fleet) -> None:
+    """Nobody took its place, whatever another replica remembers; it is asked to wait."""
+    await fleet.register(0, engine_of("d0"))
+    fleet.stores[1].cut()
+    engine = await fleet.register(0, engine_of("d0"))
+    fleet.shared.lose_everything()
+    fleet.stores[1].heal()
+    await fleet.settle()
+
+    with pytest.raises(Unavailable, match="about to be put back"):
+        await fleet.beat(1, engine)
+    await fleet.advance(2)
+
+    assert (await fleet.beat(1, engine)).outcome is HeartbeatOutcome.RENEWED
+
+
+async def test_a_store_that_went_back_in_time(fleet: Fleet) -> None:
+    """An engine that registered since is asked to do it again, not to stop."""
+    old = await fleet.register(0, engine_of("d0"))
+    engine = await fleet.register(0, engine_of("d0"))
+    fleet.stores[0].cut()
+    fleet.shared.lose_everything()
+    await fleet.shared.memory.table(ENGINES).put("d0", old)
+    await fleet.settle()
+
+    assert (await fleet.beat(1, engine)).outcome is HeartbeatOutcome.NOT_FOUND
 
 
 async def test_an_anchor_that_was_lost_is_put_back(fleet: Fleet) -> None:

@@ -60,8 +60,10 @@ class ReplicaProperties(RuleBasedStateMachine):
         self.at = {"d0": 0, "d1": 1}
         self.answered = dict.fromkeys(self.at, clock.now())
         self.turns = 0
-        # Leases that somebody wanted gone, and the largest token of each session.
+        # Leases that somebody wanted gone, those where that is known, and the largest token of
+        # each session.
         self.released: set[str] = set()
+        self.surely_released: set[str] = set()
         self.newest: dict[str, int] = {}
         self.loop = asyncio.new_event_loop()
         self.over = asyncio.Event()
@@ -159,6 +161,15 @@ class ReplicaProperties(RuleBasedStateMachine):
             store.cut(**how)
             self.history.whole = False
 
+    @rule(really=st.sampled_from([False, False, True]))
+    def lose_everything(self, *, really: bool) -> None:
+        """The store goes on without its data."""
+        if really:
+            self.fleet.shared.lose_everything()
+            self.history.whole = False
+            self.surely_released.clear()
+            self.wait(self.fleet.settle())
+
     # -- Holders -----------------------------------------------------------------------------
 
     @rule(
@@ -210,6 +221,8 @@ class ReplicaProperties(RuleBasedStateMachine):
         for view in views:
             live = [(lease.engine_id, lease.retention_id) for lease in view.values()]
             assert sorted(live) == sorted(held)
+            given_up = [lease for name, lease in view.items() if name in self.surely_released]
+            assert all(lease.state is LeaseState.RELEASING for lease in given_up)
             for session in SESSIONS:
                 leases = [each for each in view.values() if each.session_key.session_id == session]
                 active = [each for each in leases if each.state is LeaseState.ACTIVE]
@@ -310,9 +323,12 @@ class ReplicaProperties(RuleBasedStateMachine):
             assert off
             return
         except (Unavailable, TimeoutError):
-            pass
+            if not off:
+                self.released.add(lease.name)
+            return
         if not off:
             self.released.add(lease.name)
+            self.surely_released.add(lease.name)
 
     async def in_time(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a call, for which time passes as it needs it."""
