@@ -76,7 +76,8 @@ class Directives:
             return {
                 record.lease_id
                 for record in live
-                if self._holders.idle(record, now) < self._config.idle_keep
+                if self._holders.claimed(record, now)
+                or now - record.used_at < self._config.idle_keep
             }
         kept: AbstractSet[str] = leases_to_keep(
             self._holdings(shelf, now), budget_blocks=budget, idle_keep=self._config.idle_keep

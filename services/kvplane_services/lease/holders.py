@@ -28,10 +28,6 @@ class Holders:
             record.claims = None
         return self._notes.claimed(record.lease_id, record.fencing_token)
 
-    def idle(self, record: Record, now: float) -> float:
-        """Seconds since anybody used or wanted a lease."""
-        return 0.0 if self.claimed(record, now) else now - record.used_at
-
     def claims(self, record: Record, now: float) -> tuple[Claim, ...]:
         """The claims on a lease, as `shown`."""
         here = record.claims.standing(now) if record.claims else ()

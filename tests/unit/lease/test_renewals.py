@@ -34,6 +34,20 @@ async def test_idle_leases_lapse(plane: StatePlane) -> None:
     assert all(directive.renew == 30.0 for directive in renewals)
 
 
+async def test_a_claim_counts_where_nothing_is_kept_for_being_recent() -> None:
+    """With an `idle_keep` of zero a lease is renewed while somebody claims it, and only then."""
+    plane = StatePlane(leases=LeaseConfig(idle_keep=0.0))
+    engine = await plane.register()
+    lease = await plane.held_lease(engine, full(retention_of()))
+    plane.manager.claim("h", [LeaseRenewal(lease.name, lease.fencing_token, 15.0)])
+    renewals: list[int] = []
+    for _ in range(3):
+        await plane.clock.advance(10)
+        renewals.append(len((await plane.report(engine, held())).directives))
+
+    assert renewals == [1, 0, 0]
+
+
 async def test_a_read_is_a_use(plane: StatePlane) -> None:
     """A retention that is read stays worth keeping."""
     engine = await plane.register()
