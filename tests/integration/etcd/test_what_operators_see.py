@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvplane.client import Plane, SessionKey
+from kvplane_services.store.commits import store_away
 from tests.integration.processes.kvplane_process import Process, running
 from tests.support.etcd import EtcdNode, running_node
 from tests.support.programs import wait_until
@@ -101,3 +103,38 @@ async def test_home_and_store(node: EtcdNode) -> None:
         node.resume()
         await until(lambda: gauge(http, "kvplane_store_reachable") == 1, "etcd back")
         await until(lambda: not gauge(http, "kvplane_store_pending_writes"), "all written")
+
+
+async def test_what_is_said_of_an_etcd_that_is_away(node: EtcdNode) -> None:
+    """Calls are told alike, and not where etcd is; a loss of its data is one line of the log."""
+    async with AsyncExitStack() as stack:
+        replicas = [await stack.enter_async_context(running(*up(node))) for _ in range(2)]
+        planes = [await process.address("gRPC") for process in replicas]
+        sim = ("sim-engine", "--role", "decode", "--http", "127.0.0.1:0")
+        await stack.enter_async_context(running(*sim, "--plane", ",".join(planes)))
+        engine, _ = [(await listed(plane))["name"] for plane in planes]
+        model = ("--model", "m", "--plane", planes[0])
+        async with Plane(planes[0]) as client:
+            await client.sessions.create(SessionKey("default", "m", "", "s"))
+
+        node.kill()
+        for command in (
+            ("engines", "drain", engine, "--plane", planes[0]),
+            ("engines", "drain", engine, "--plane", planes[1]),
+            ("sessions", "end", "s", *model),
+        ):
+            async with running(*command) as refused:
+                assert await refused.ended() == 1
+                assert [line.removesuffix(" (retry in 1 s)") for line in refused.lines] == [
+                    f"kvplane: {store_away().message}"
+                ]
+        node.wipe()
+        node.start()
+        for process in replicas:
+            await process.until_said("has lost its data")
+        await until(lambda: len(members(node)) == 2, "both put back")
+        for process in replicas:
+            said = "\n".join(process.lines)
+            assert said.count("has lost its data") == 1
+            assert "starts over" not in said
+            assert "no longer has the lease" not in said
