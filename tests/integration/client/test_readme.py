@@ -36,8 +36,10 @@ async def test_snippet_runs(process: PlaneProcess, number: int) -> None:
     """A snippet runs as it stands, but for the plane's address, and prints what it should."""
     program = _SNIPPETS[number].replace("127.0.0.1:7000", process.target)
     async with linked_engine("decode-0", process.target, model="my-model") as engine:
-        engine.retain("r1", SessionKey("default", "my-model", "", "conversation-1"))
-        await eventually(lambda: engine.held["r1"].lease != "")
+        # Another turn each time: a snippet may have ended the conversation over the one before.
+        retention = f"r{number}"
+        engine.retain(retention, SessionKey("default", "my-model", "", "conversation-1"))
+        await eventually(lambda: engine.held[retention].lease != "")
         done = await _run(program)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(_OUTPUT[number], done.stdout), done.stdout
