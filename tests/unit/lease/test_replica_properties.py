@@ -249,6 +249,7 @@ class ReplicaProperties(RuleBasedStateMachine):
         assert [self.view(plane) for plane in self.fleet.planes] == [{}, {}]
         assert all(lease.state is LeaseState.ENDED for lease in self.history.last.values())
         assert set(self.history.ends.values()) <= {1}
+        assert self.history.faults == []
 
     # -- What must hold ----------------------------------------------------------------------
 
