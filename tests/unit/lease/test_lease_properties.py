@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kvplane_services.engine.model import Engine, EngineLoad
 from kvplane_services.lease.model import EndReason
 from kvplane_services.lease.reports import EngineReport
+from tests.support.checked_answers import CONFIG
 from tests.support.checked_plane import CheckedPlane
 from tests.support.effort import TIMEOUT, effort
 from tests.support.engine_model import EngineModel
@@ -102,11 +103,14 @@ class LeaseProperties(RuleBasedStateMachine):
                     engine.lose(retention_id)
         self.beat_if(name, beats=beats)
 
-    @rule(name=engines, load=st.sampled_from(LOADS), beats=soon)
-    def change_load(self, name: str, load: EngineLoad, *, beats: bool) -> None:
-        """Requests come and go."""
+    @rule(name=engines, load=st.sampled_from(LOADS), beats=soon, stays=st.booleans())
+    def change_load(self, name: str, load: EngineLoad, *, beats: bool, stays: bool) -> None:
+        """Requests come and go, or wait for a while."""
         self.engines[name].load = load
         self.beat_if(name, beats=beats)
+        if stays:
+            self.pass_time(1.0)
+            self.beat_if(name, beats=beats)
 
     @rule(
         name=engines,
@@ -181,6 +185,29 @@ class LeaseProperties(RuleBasedStateMachine):
             return
         for ttl in ttls:
             self.plane.claim(lease, holder, off=off, ttl=ttl, drop=what == "drop")
+
+    @rule(
+        name=engines,
+        session=sessions,
+        held=st.lists(st.sampled_from(["x", "y"]), min_size=1, max_size=2, unique=True),
+        dropped=st.lists(st.sampled_from(["x", "y"]), max_size=1),
+        steps=st.integers(0, 16),
+    )
+    def hold(
+        self, name: str, session: str, held: list[str], dropped: list[str], steps: int
+    ) -> None:
+        """A turn's lease is claimed from the start, for as long as its engine lives on."""
+        self.finish_turns(name, [(session, 4, CONFIG.ttl)], beats=True)
+        lease = self.plane.promises.active(session)
+        if lease is None:
+            return
+        for holder in held:
+            self.plane.claim(lease, holder, off=0, ttl=512.0, drop=False)
+        for holder in dropped:
+            self.plane.claim(lease, holder, off=0, ttl=0.0, drop=True)
+        for _ in range(steps):
+            self.pass_time(10.0)
+            self.beat_if(name, beats=True)
 
     @rule(
         session=sessions,
