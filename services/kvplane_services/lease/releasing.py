@@ -53,6 +53,7 @@ class Releasing:
             # It may be written as live still: its end is on its way.
             return
         for attempt in range(_ATTEMPTS):
+            # The first look is at this replica's copy, all others are at the store itself.
             try:
                 if await self._release_elsewhere(lease_id, fencing_token, current=attempt > 0):
                     return
@@ -61,11 +62,14 @@ class Releasing:
         raise Unavailable("the lease changes all the time: retry", retry_after=0.5)
 
     async def _release_elsewhere(self, lease_id: str, fencing_token: int, *, current: bool) -> bool:
+        if current and not self._store.reachable:
+            raise store_away()
         found = await self._table.get(lease_id, current=current)
         if found is None:
             vanished = self._elsewhere.find(lease_id)
             if vanished is None:
-                return True
+                # This replica may not have heard of it yet: only the store knows that it is gone.
+                return current
             _check_token(vanished, fencing_token)
             raise Unavailable("the store is being put right: retry", retry_after=1.0)
         lease = found.value

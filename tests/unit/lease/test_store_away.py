@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvplane_services.adapters.records import LEASES
-from kvplane_services.errors import TooLarge
+from kvplane_services.errors import TooLarge, Unavailable
 from kvplane_services.lease.model import EndReason, Handle, Lease, LeaseState, RenewalOutcome
 from kvplane_services.lease.reports import EngineReport
 from kvplane_services.store.model import Delete, Put, Removed
@@ -311,3 +311,19 @@ async def test_what_ended_while_the_store_was_away_is_not_released(fleet: LeaseF
 
     assert written(events) == [("r1", LeaseState.ENDED)]
     assert fleet.planes[1].manager.get(lease.name).end_reason is EndReason.RECLAIMED
+
+
+async def test_a_lease_that_was_never_heard_of_is_not_said_to_be_gone(fleet: LeaseFleet) -> None:
+    """A replica without the store cannot tell, and says so."""
+    engine = await fleet.register(0)
+    fleet.stores[1].cut()
+    lease = await fleet.held_lease(0, engine)
+
+    with pytest.raises(Unavailable):
+        await fleet.planes[1].manager.release(lease.name, lease.fencing_token)
+    fleet.stores[1].heal()
+    await fleet.planes[1].manager.release(lease.name, lease.fencing_token)
+    await fleet.planes[1].manager.release("leases/unknown", 1)
+    await fleet.settle()
+
+    assert fleet.states(lease)[0] is LeaseState.RELEASING
