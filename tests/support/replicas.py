@@ -32,6 +32,7 @@ allow_strategy_header = true
 ttl = 12
 heartbeat_interval = 0.25
 [leases]
+idle_keep = 3600.0  # conversations that are left alone must outlast all tests
 ttl = 15
 grace = 2
 """
