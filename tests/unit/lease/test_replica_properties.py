@@ -244,8 +244,7 @@ class ReplicaProperties(RuleBasedStateMachine):
         """Nobody is heard any more: every lease ends, and everybody says so."""
         for _ in range(int((TTL + CONFIG.ttl + CONFIG.grace) / 5) + 4):
             self.wait(self.fleet.advance(5.0, step=5.0))
-        for engine in self.engines.values():
-            engine.free_due()
+        self.free_due()
         assert [self.view(plane) for plane in self.fleet.planes] == [{}, {}]
         assert all(lease.state is LeaseState.ENDED for lease in self.history.last.values())
         assert set(self.history.ends.values()) <= {1}
@@ -307,7 +306,9 @@ class ReplicaProperties(RuleBasedStateMachine):
         assert beat.engine is not None
         answer = await plane.manager.report(beat.engine, frame.report)
         for directive in answer.directives:
-            held = engine.held[directive.retention_id]
+            held = engine.held.get(directive.retention_id)
+            if held is None:
+                continue  # Freed since the frame was sent.
             assert directive.fencing_token >= held.fencing_token
             assert held.lease in ("", directive.lease), "another lease on the same retention"
             token = max(self.newest.get(held.session, 0), directive.fencing_token)
@@ -342,11 +343,15 @@ class ReplicaProperties(RuleBasedStateMachine):
                 await asyncio.gather(task, return_exceptions=True)
                 raise TimeoutError
             await self.fleet.clock.advance(0.125)
+            self.free_due()
             waited += 0.125
         return await task
 
     async def advance(self, seconds: float, *, step: float = 1.0) -> None:
         await self.fleet.advance(seconds, step=step)
+        self.free_due()
+
+    def free_due(self) -> None:
         for engine in self.engines.values():
             engine.free_due()
 
