@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kvplane_services.adapters.records import LEASES
 from kvplane_services.engine.answers import HeartbeatOutcome
 from kvplane_services.engine.registration import DirectoryConfig
 from kvplane_services.errors import LeaseFenced, Unavailable
@@ -60,6 +61,8 @@ class ReplicaProperties(RuleBasedStateMachine):
         self.at = {"d0": 0, "d1": 1}
         self.answered = dict.fromkeys(self.at, clock.now())
         self.turns = 0
+        # Whether the store has lost its data.
+        self.lost = False
         # Leases that somebody wanted gone, those where that is known, and the largest token of
         # each session.
         self.released: set[str] = set()
@@ -168,6 +171,7 @@ class ReplicaProperties(RuleBasedStateMachine):
             self.fleet.shared.lose_everything()
             self.history.whole = False
             self.surely_released.clear()
+            self.lost = True
             self.wait(self.fleet.settle())
 
     # -- Holders -----------------------------------------------------------------------------
@@ -229,14 +233,7 @@ class ReplicaProperties(RuleBasedStateMachine):
                 assert len(active) <= 1
                 if active:
                     assert active[0].fencing_token == max(each.fencing_token for each in leases)
-        stored = {
-            name: lease
-            for name, lease in self.history.last.items()
-            if lease.state is not LeaseState.ENDED
-        }
-        assert {name: lease.state for name, lease in stored.items()} == {
-            name: lease.state for name, lease in views[0].items()
-        }
+        assert self.stored() == {name: lease.state for name, lease in views[0].items()}
         for name in self.engines:
             assert [plane.homes.is_home(name) for plane in self.fleet.planes].count(True) == 1
 
@@ -246,7 +243,7 @@ class ReplicaProperties(RuleBasedStateMachine):
             self.wait(self.fleet.advance(5.0, step=5.0))
         self.free_due()
         assert [self.view(plane) for plane in self.fleet.planes] == [{}, {}]
-        assert all(lease.state is LeaseState.ENDED for lease in self.history.last.values())
+        assert self.stored() == {}
         assert set(self.history.ends.values()) <= {1}
         assert self.history.faults == []
 
@@ -294,6 +291,8 @@ class ReplicaProperties(RuleBasedStateMachine):
             self.at[name] = 1 - self.at[name]
             return
         self.answered[name] = self.fleet.clock.now()
+        if engine.frame is None:
+            return
         if heard:
             engine.hear()
         else:
@@ -302,20 +301,36 @@ class ReplicaProperties(RuleBasedStateMachine):
     async def report(self, plane: StatePlane, engine: EngineModel) -> None:
         frame = engine.send()
         beat = await plane.directory.heartbeat(engine.engine_id, frame.epoch, frame.load)
-        assert beat.outcome is HeartbeatOutcome.RENEWED, "told to register again"
+        if beat.outcome is HeartbeatOutcome.NOT_FOUND:
+            self.begin_again(engine)
+            return
+        assert beat.outcome is HeartbeatOutcome.RENEWED
         assert beat.engine is not None
         answer = await plane.manager.report(beat.engine, frame.report)
         for directive in answer.directives:
             held = engine.held.get(directive.retention_id)
             if held is None:
                 continue  # Freed since the frame was sent.
-            assert directive.fencing_token >= held.fencing_token
-            assert held.lease in ("", directive.lease), "another lease on the same retention"
+            assert held.fencing_token in (0, directive.fencing_token), "another token"
+            known = held.lease in ("", directive.lease) or held.lease in self.released
+            assert known, "another lease on the same retention"
             token = max(self.newest.get(held.session, 0), directive.fencing_token)
             self.newest[held.session] = token
         engine.answered(answer.directives)
         if answer.full_report_needed:
             engine.streaming = False
+
+    def begin_again(self, engine: EngineModel) -> None:
+        """An engine is told to register again: its leases end, and what it holds gets others.
+
+        That happens where the store lost its data while a replica was cut off, which puts back
+        what was so before: another replica's registration since is not in the store then.
+        """
+        assert self.lost, "told to register again"
+        assert not self.history.whole
+        engine.registered = None
+        engine.cut()
+        self.released.update(held.lease for held in engine.held.values())
 
     async def release(self, replica: int, lease: Lease, off: int) -> None:
         manager = self.fleet.planes[replica].manager
@@ -362,6 +377,12 @@ class ReplicaProperties(RuleBasedStateMachine):
             lease.name: replace(lease, claims=(), ttl=0.0, expire_time=None, reads=0)
             for lease in page.items
         }
+
+    def stored(self) -> dict[str, LeaseState]:
+        """The live leases that the store holds."""
+        held = self.wait(self.fleet.shared.memory.table(LEASES).list())
+        leases = [item.value for item in held.items]
+        return {each.name: each.state for each in leases if each.state is not LeaseState.ENDED}
 
     def pick_lease(self, pick: int) -> Lease | None:
         leases = list(self.history.last.values())
