@@ -133,19 +133,19 @@ class RecordingPlane(engine_pb2_grpc.EngineServiceServicer):
     # Engines do not call these.
 
     def DrainEngine(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("an engine called DrainEngine")
 
     def ResumeEngine(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("an engine called ResumeEngine")
 
     def GetEngine(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("an engine called GetEngine")
 
     def ListEngines(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("an engine called ListEngines")
 
     def WatchEngines(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("an engine called WatchEngines")
 
     def _record(self, frame: engine_pb2.HeartbeatEngineRequest) -> None:
         self.loads[frame.name] = frame.load

@@ -1,6 +1,6 @@
 """The store port: typed tables with compare-and-set and a resumable watch.
 
-Implementations MUST pass tests/contract/test_store_contract.py. The memory adapter is the
+Implementations MUST pass tests/contract/store. The memory adapter is the
 embedded default; others keep the same semantics for several replicas.
 
 Reads are answered from this process's own copy of a table, which its watch keeps up to date;

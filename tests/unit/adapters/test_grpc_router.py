@@ -69,7 +69,7 @@ class FakeRouter:
         return router_pb2.ReportRouteOutcomeResponse()
 
     async def ListRoutedModels(self, request: Any, **_: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("the adapter asked for more than decisions and reports")
 
     ExplainRoute = ListRoutedModels
 

@@ -1,80 +1,12 @@
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
 from kvplane_services.adapters.records import HOMES
-from kvplane_services.engine.homes import EngineHomes
-from kvplane_services.engine.model import Home
 from kvplane_services.errors import Conflict, GuardFailed, Unavailable
-from kvplane_services.store.model import Put, Versioned
-from tests.support.clock import FakeClock
-from tests.support.cut_store import CutStore, SharedStore
-from tests.support.store_values import TEXTS
-
-
-class Replica:
-    """A replica's homes, and what they told a listener."""
-
-    def __init__(self, name: str, shared: SharedStore) -> None:
-        self.store: CutStore = shared.replica()
-        self.homes = EngineHomes(
-            replica=name,
-            table=self.store.table(HOMES),
-            anchors=self.store.anchors,
-            clock=shared.clock,
-        )
-        self.texts = self.store.table(TEXTS)
-        self.told: list[str] = []
-        self.homes.listen(self)
-
-    def home_taken(self, engine_id: str) -> None:
-        self.told.append(f"taken {engine_id}")
-
-    def home_lost(self, engine_id: str) -> None:
-        self.told.append(f"lost {engine_id}")
-
-    def home_restored(self, engine_id: str) -> None:
-        self.told.append(f"restored {engine_id}")
-
-    async def write(self, key: str, value: str, engine_id: str = "d0") -> None:
-        """Writes as the engine's home."""
-        put = Put(key, value, anchor=self.homes.anchor(engine_id))
-        await self.texts.commit([put], guards=[self.homes.guard(engine_id)])
-
-
-class Pair:
-    """Two replicas on one store."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock()
-        self.shared = SharedStore(clock=self.clock)
-        self.one = Replica("one", self.shared)
-        self.two = Replica("two", self.shared)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as tasks:
-            loops = [tasks.create_task(each.homes.run()) for each in (self.one, self.two)]
-            await self.settle()
-            yield
-            for loop in loops:
-                loop.cancel()
-
-    async def settle(self) -> None:
-        """Lets every task that can go on do so."""
-        for _ in range(5):
-            await self.clock.advance(0)
-
-
-@pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    async with AsyncExitStack() as stack:
-        pair = Pair()
-        await stack.enter_async_context(pair.running())
-        yield pair
+from kvplane_services.store.model import Put
+from tests.support.home_pair import Pair, Replica
 
 
 async def test_taking_an_engine_nobody_has(pair: Pair) -> None:
@@ -251,115 +183,6 @@ async def test_leaving_what_has_moved(pair: Pair) -> None:
     assert pair.two.homes.is_home("d0")
 
 
-async def test_a_lost_anchor_is_put_back(pair: Pair) -> None:
-    """The home takes the engine again under a new anchor, and everything is to be written anew."""
-    await pair.one.homes.take("d0", ttl=10)
-    await pair.one.homes.take("d1", ttl=10)
-    await pair.settle()
-    lost = pair.one.homes.anchor("d0")
-
-    pair.shared.end_anchor(lost)
-    await pair.settle()
-
-    assert pair.one.told.count("restored d0") == 2  # at first, and now
-    assert pair.one.told.count("restored d1") == 1
-    assert "lost d0" not in pair.one.told
-    assert pair.one.homes.anchor("d0") != lost
-    await pair.one.write("a", "1")
-
-
-async def test_a_lost_anchor_is_put_back_before_the_watch_tells(pair: Pair) -> None:
-    """Whoever keeps the anchor hears of it first."""
-    await pair.one.homes.take("d0", ttl=10)
-    await pair.settle()
-    pair.one.store.table(HOMES).freeze()
-
-    pair.shared.end_anchor(pair.one.homes.anchor("d0"))
-    await pair.settle()
-
-    assert pair.one.told.count("restored d0") == 2
-    await pair.one.write("a", "1")
-
-
-async def test_a_lost_anchor_of_an_engine_that_moved_is_not_put_back(pair: Pair) -> None:
-    """The store says who has it, whatever the copy says."""
-    await pair.one.homes.take("d0", ttl=10)
-    await pair.settle()
-    pair.one.store.table(HOMES).freeze()
-    await pair.two.homes.take("d0", ttl=10)
-
-    pair.one.store.anchors.report(pair.one.homes.anchor("d0"))
-    await pair.settle()
-
-    assert pair.one.told[-1] == "lost d0"
-    await pair.two.write("a", "1")
-
-
-async def test_a_store_that_lost_its_data(pair: Pair) -> None:
-    """Each home is put back by its replica, though the store counts from the start again."""
-    await pair.one.homes.take("d0", ttl=10)
-    await pair.two.homes.take("d1", ttl=10)
-    await pair.settle()
-
-    pair.shared.lose_everything()
-    await pair.settle()
-    await pair.clock.advance(2)
-    await pair.settle()
-
-    for replica, engine_id in ((pair.one, "d0"), (pair.two, "d1")):
-        assert replica.told.count(f"restored {engine_id}") == 2
-        assert f"lost {engine_id}" not in replica.told
-        await replica.write(engine_id, "1", engine_id)
-    assert pair.two.homes.elsewhere("d0")
-    assert pair.one.homes.elsewhere("d1")
-
-
-async def test_a_home_record_that_vanished_is_put_back(pair: Pair) -> None:
-    """Also if the anchor is not known to be lost."""
-    await pair.one.homes.take("d0", ttl=10)
-    await pair.settle()
-
-    pair.shared.remove("homes", "d0")
-    await pair.settle()
-
-    assert pair.one.told.count("restored d0") == 2
-    await pair.one.write("a", "1")
-
-
-async def test_an_engine_that_moved_after_the_store_lost_its_data(pair: Pair) -> None:
-    """Whoever has it by then keeps it; the old home learns of it."""
-    await pair.one.homes.take("d0", ttl=10)
-    await pair.settle()
-    pair.one.store.cut()
-    pair.shared.lose_everything()
-    await pair.settle()
-    await pair.two.homes.take("d0", ttl=10)
-
-    pair.one.store.heal()
-    await pair.settle()
-    await pair.clock.advance(2)
-    await pair.settle()
-
-    assert pair.one.told[-1] == "lost d0"
-    assert pair.two.homes.is_home("d0")
-    await pair.two.write("a", "1")
-
-
-async def test_putting_back_waits_for_the_store(pair: Pair) -> None:
-    """A store that goes away again is asked again."""
-    await pair.one.homes.take("d0", ttl=10)
-    await pair.settle()
-    pair.shared.end_anchor(pair.one.homes.anchor("d0"))
-    pair.one.store.cut()
-    await pair.settle()
-
-    pair.one.store.heal()
-    await pair.settle()
-    await pair.clock.advance(2)
-
-    await pair.one.write("a", "1")
-
-
 async def test_a_registration_with_a_longer_ttl(pair: Pair) -> None:
     """Its keys move to an anchor that outlives it."""
     await pair.one.homes.take("d0", ttl=10)
@@ -401,29 +224,6 @@ async def test_leaving_what_moves_at_that_moment(pair: Pair) -> None:
     await pair.two.write("a", "1")
 
 
-async def test_putting_back_what_moves_at_that_moment(pair: Pair) -> None:
-    """The watch may tell that an engine moved before the store says what is there."""
-    await pair.one.homes.take("d0", ttl=10)
-    await pair.settle()
-    table = pair.one.store.table(HOMES)
-    get = table.get
-
-    async def answered_late(key: str, *, current: bool = False) -> Versioned[Home] | None:
-        found = await get(key, current=current)
-        if current:
-            await pair.two.homes.take("d0", ttl=10)
-            await pair.settle()
-        return found
-
-    table.get = answered_late  # type: ignore[method-assign]
-    pair.one.store.anchors.report(pair.one.homes.anchor("d0"))
-    await pair.settle()
-
-    assert not pair.one.homes.is_home("d0")
-    assert pair.one.told.count("lost d0") == 1
-    await pair.two.write("a", "1")
-
-
 async def test_a_take_that_is_answered_late(pair: Pair) -> None:
     """Who was replaced before it heard that it had become home is none, and knows."""
     table = pair.one.store.table(HOMES)
@@ -442,31 +242,6 @@ async def test_a_take_that_is_answered_late(pair: Pair) -> None:
     assert not pair.one.homes.is_home("d0")
     assert pair.one.told[-1] == "lost d0"
     await pair.two.write("a", "1")
-
-
-async def test_putting_back_over_what_cannot_be_read(pair: Pair) -> None:
-    """A home that is refused again and again is not tried without end in one go."""
-    await pair.one.homes.take("d0", ttl=10)
-    await pair.settle()
-    table = pair.one.store.table(HOMES)
-    put, refused = table.put, 0
-
-    async def refuse(*_: object, **__: object) -> int:
-        nonlocal refused
-        refused += 1
-        raise Conflict("somebody was faster")
-
-    table.put = refuse  # type: ignore[method-assign]
-    pair.shared.remove("homes", "d0")
-    await pair.settle()
-    for _ in range(20):
-        await pair.clock.advance(0.5)
-
-    assert 10 <= refused <= 25
-    table.put = put  # type: ignore[method-assign]
-    await pair.clock.advance(1)
-    await pair.settle()
-    await pair.one.write("a", "1")
 
 
 async def test_conflict_is_told(pair: Pair) -> None:

@@ -31,7 +31,7 @@ class Router:
         self.reports: list[LegReport] = []
 
     async def decide(self, subject: object, **_: object) -> Decision:
-        raise NotImplementedError
+        raise AssertionError("reports need no decision")
 
     async def report(self, report: LegReport) -> None:
         if self.failures:

@@ -19,7 +19,7 @@ from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.decider import Decider
 from kvplane_services.router.explain import Explainer
 from kvplane_services.router.inflight import InFlight
-from kvplane_services.router.model import Subject
+from kvplane_services.router.model import Decision, LegKind, LegReport, RouteOutcome, Subject
 from kvplane_services.router.view import RouterView
 from kvplane_services.session.model import SessionKey
 from kvplane_services.store.model import Removed, Synced, Upserted
@@ -172,3 +172,8 @@ class Fleet:
 
     def end(self, one: Lease, reason: EndReason) -> None:
         self.grant(replace(one, state=LeaseState.ENDED, end_reason=reason))
+
+
+def done(decision: Decision, outcome: RouteOutcome = RouteOutcome.SUCCEEDED) -> LegReport:
+    """The report of a decode leg that is over."""
+    return LegReport(decision_id=decision.decision_id, leg=LegKind.DECODE, outcome=outcome)

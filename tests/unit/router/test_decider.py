@@ -1,4 +1,3 @@
-import asyncio
 import json
 import uuid
 from dataclasses import replace
@@ -16,7 +15,6 @@ from kvplane_services.errors import (
 from kvplane_services.lease.model import EndReason
 from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.model import (
-    Decision,
     DecisionReason,
     LegKind,
     LegReport,
@@ -28,6 +26,7 @@ from tests.unit.router.fleet import (
     HANDLE,
     Fleet,
     decode,
+    done,
     engine,
     key,
     lease,
@@ -42,10 +41,6 @@ def params_of(leg: bytes) -> dict[str, object]:
     params = json.loads(leg)
     assert isinstance(params, dict)
     return params
-
-
-def done(decision: Decision, outcome: RouteOutcome = RouteOutcome.SUCCEEDED) -> LegReport:
-    return LegReport(decision_id=decision.decision_id, leg=LegKind.DECODE, outcome=outcome)
 
 
 async def test_first_turn_recomputes() -> None:
@@ -382,135 +377,6 @@ async def test_data_parallel_rank_is_asked_for() -> None:
     assert decision.decode.data_parallel_rank == 1
     assert decision.prefill is not None
     assert decision.prefill.data_parallel_rank is None
-
-
-class TestWaitForRetention:
-    async def test_overtaking_turn_waits_and_pulls(self) -> None:
-        """A turn that comes before the report of the last one's retention waits for it."""
-        fleet = Fleet(prefill(), decode())
-        first = await fleet.router.decide(subject())
-        await fleet.router.report(done(first))
-        async with asyncio.TaskGroup() as tasks:
-            second = tasks.create_task(fleet.router.decide(subject()))
-            await fleet.clock.wait_for_sleepers()
-            await fleet.clock.advance(0.01)
-            fleet.grant(lease(decision_id=first.decision_id))
-        assert second.result().strategy is Strategy.PULL
-        assert second.result().waited == pytest.approx(0.01)
-
-    async def test_wait_is_bounded_and_paid_once(self) -> None:
-        """A retention that never comes costs retention_wait, once."""
-        fleet = Fleet(prefill(), decode())
-        await fleet.router.report(done(await fleet.router.decide(subject())))
-        async with asyncio.TaskGroup() as tasks:
-            second = tasks.create_task(fleet.router.decide(subject()))
-            await fleet.clock.wait_for_sleepers()
-            await fleet.clock.advance(0.025)
-        assert second.result().strategy is Strategy.RECOMPUTE
-        assert second.result().waited == pytest.approx(0.025)
-        assert (await fleet.router.decide(subject())).waited == 0.0
-
-    @pytest.mark.parametrize(
-        ("kind", "outcome"),
-        [
-            (ConnectorKind.STOCK, RouteOutcome.SUCCEEDED),
-            (ConnectorKind.KVPLANE, RouteOutcome.FAILED),
-            (ConnectorKind.KVPLANE, RouteOutcome.CANCELLED),
-        ],
-    )
-    async def test_nothing_expected(self, kind: ConnectorKind, outcome: RouteOutcome) -> None:
-        """After a failed turn, or on a stock engine, nothing is waited for."""
-        fleet = Fleet(prefill(connector=kind), decode(connector=kind))
-        await fleet.router.report(done(await fleet.router.decide(subject()), outcome))
-        assert (await fleet.router.decide(subject())).waited == 0.0
-
-    async def test_report_before_the_turn_is_not_waited_for(self) -> None:
-        """A retention that was reported already is used at once."""
-        fleet = Fleet(prefill(), decode())
-        first = await fleet.router.decide(subject())
-        fleet.grant(lease(decision_id=first.decision_id))
-        await fleet.router.report(done(first))
-        second = await fleet.router.decide(subject())
-        assert (second.strategy, second.waited) == (Strategy.PULL, 0.0)
-
-    async def test_old_turn_is_not_waited_for(self) -> None:
-        """A second after its end a turn's retention is not expected any more."""
-        fleet = Fleet(prefill(), decode())
-        await fleet.router.report(done(await fleet.router.decide(subject())))
-        await fleet.clock.advance(1.0)
-        assert (await fleet.router.decide(subject())).waited == 0.0
-
-
-class TestUnnamedSessions:
-    async def test_next_turn_is_recognised_by_its_prefix(self) -> None:
-        """The session of the longest known message prefix goes on."""
-        fleet = Fleet(prefill(), decode())
-        first = await fleet.router.decide(subject("", b"1"))
-        assert first.session_key.session_id.startswith("auto-")
-        fleet.grant(
-            lease(
-                first.session_key.session_id,
-                decision_id=first.decision_id,
-                message_digest=b"1",
-            )
-        )
-        await fleet.router.report(done(first))
-        second = await fleet.router.decide(subject("", b"1", b"2", b"3"))
-        assert second.session_key == first.session_key
-        assert second.strategy is Strategy.PULL
-        mark = json.loads(second.decode.kv_transfer_params)["kvplane"]
-        assert mark["message_digest"] == b"3".hex()
-
-    async def test_longest_prefix_wins(self) -> None:
-        """Of two known prefixes the longer one names the session."""
-        fleet = Fleet(prefill(), decode())
-        fleet.grant(lease("short", lease_id="a", message_digest=b"1"))
-        fleet.grant(lease("long", lease_id="b", message_digest=b"2"))
-        decision = await fleet.router.decide(subject("", b"1", b"2", b"3"))
-        assert decision.session_key.session_id == "long"
-
-    async def test_retry_is_the_same_session(self) -> None:
-        """The same messages again, after the first attempt ended, are the same session."""
-        fleet = Fleet(prefill(), decode())
-        first = await fleet.router.decide(subject("", b"1"))
-        await fleet.router.report(done(first, RouteOutcome.FAILED))
-        again = await fleet.router.decide(subject("", b"1"))
-        assert again.session_key == first.session_key
-
-    async def test_fork_reads_and_leaves_its_own(self) -> None:
-        """A second turn on messages in flight reads the same lease under a new session."""
-        fleet = Fleet(prefill(), decode())
-        fleet.grant(lease("auto-x", message_digest=b"1"))
-        one = await fleet.router.decide(subject("", b"1", b"2"))
-        two = await fleet.router.decide(subject("", b"1", b"2"))
-        assert one.session_key.session_id == "auto-x"
-        assert two.session_key != one.session_key
-        assert one.lease == two.lease == "leases/l1"
-
-    async def test_ended_lease_still_names_the_session(self) -> None:
-        """A session whose lease ended is recognised, and says why it recomputes."""
-        fleet = Fleet(prefill(), decode())
-        fleet.end(fleet.grant(lease("auto-x", message_digest=b"1")), EndReason.EXPIRED)
-        decision = await fleet.router.decide(subject("", b"1", b"2"))
-        assert decision.session_key.session_id == "auto-x"
-        assert decision.reason is DecisionReason.LEASE_ENDED
-
-    async def test_other_tenants_and_models_are_apart(self) -> None:
-        """Digests of another tenant or model recognise nothing."""
-        fleet = Fleet(prefill(), decode())
-        fleet.grant(lease("auto-x", message_digest=b"1"))
-        other = Subject(session_key=key("", tenant="u"), message_digests=(b"1", b"2"))
-        decision = await fleet.router.decide(other)
-        assert decision.session_key.session_id != "auto-x"
-        assert decision.strategy is Strategy.RECOMPUTE
-
-    async def test_named_session_is_not_looked_up(self) -> None:
-        """A client's own session id wins over its messages."""
-        fleet = Fleet(prefill(), decode())
-        fleet.grant(lease("auto-x", message_digest=b"1"))
-        decision = await fleet.router.decide(subject("mine", b"1", b"2"))
-        assert decision.session_key.session_id == "mine"
-        assert decision.strategy is Strategy.RECOMPUTE
 
 
 async def test_retained_turn_is_over_without_its_report() -> None:

@@ -1,4 +1,4 @@
-"""The stores that tests/contract/test_store_contract.py holds to the port."""
+"""The stores that tests/contract/store holds to the port."""
 
 import uuid
 from collections.abc import Awaitable, Callable
