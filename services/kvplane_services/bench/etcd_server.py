@@ -1,6 +1,7 @@
 """The etcd that a benchmark runs on: its own, started here, or one that runs."""
 
 import contextlib
+import json
 import os
 import shutil
 import sys
@@ -10,6 +11,8 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvplane_services.adapters.etcd.backend import DeleteOp, EtcdBackend
 from kvplane_services.bench.load_engine import BenchError
@@ -48,21 +51,21 @@ class EtcdServer:
                 text: str = answer.read().decode()
         except OSError:
             return {}
-        found: dict[str, float] = {}
-        for line in text.splitlines():
-            name, _, value = line.partition(" ")
-            if not line.startswith("#") and "{" not in name:
-                found[name] = float(value)
-        return found
+        return {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if not sample.labels
+        }
 
     def version(self) -> str:
         """Its version, as it says; empty if it does not here."""
         try:
             with urllib.request.urlopen(f"http://{self.address}/version", timeout=30) as answer:
-                text: str = answer.read().decode()
-        except OSError:
+                version = json.load(answer)["etcdserver"]
+        except (OSError, ValueError, KeyError):
             return ""
-        return text.partition('"etcdserver":"')[2].partition('"')[0]
+        return str(version)
 
 
 def find_etcd() -> str:
