@@ -8,6 +8,7 @@ import pytest
 
 from kvplane_services.adapters.etcd.backend import EtcdBackend
 from kvplane_services.adapters.etcd.config import EtcdConfig
+from tests.support.certificates import Authority, ServerTls
 from tests.support.etcd import EtcdNode, running_node
 from tests.support.etcd_backends import BACKENDS, BACKENDS_OF_SEVERAL_ENDPOINTS, MakeBackend
 
@@ -63,3 +64,16 @@ async def backend(make: Callable[[EtcdConfig], EtcdBackend], etcd_node: EtcdNode
 def prefix() -> bytes:
     """Keys of the test's own."""
     return b"/test/%d/" % next(_numbers)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    """Who signs."""
+    return Authority()
+
+
+@pytest.fixture(scope="module")
+def encrypted(authority: Authority) -> Iterator[EtcdNode]:
+    """An etcd that speaks TLS only, to everybody."""
+    with running_node(tls=ServerTls(authority)) as node:
+        yield node

@@ -70,11 +70,16 @@ class Writer:
         self.failures = 0
         self._backend = backend
         self._key = key
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Ends `run` after the write that it is at, so that all that was written is known."""
+        self._stopping = True
 
     async def run(self) -> None:
-        """Writes until cancelled."""
+        """Writes until stopped, or cancelled: a write that is cancelled may have been done."""
         count = 0
-        while True:
+        while not self._stopping:
             count += 1
             value = b"%d" % count
             while not await self._write(value):

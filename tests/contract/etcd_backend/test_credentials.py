@@ -22,19 +22,6 @@ def guarded(node: EtcdNode) -> EtcdNode:
 
 
 @pytest.fixture(scope="module")
-def authority() -> Authority:
-    """Who signs."""
-    return Authority()
-
-
-@pytest.fixture(scope="module")
-def encrypted(authority: Authority) -> Iterator[EtcdNode]:
-    """An etcd that speaks TLS only, to everybody."""
-    with running_node(tls=ServerTls(authority)) as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
 def mutual(authority: Authority) -> Iterator[EtcdNode]:
     """An etcd that speaks TLS only, to those with a certificate."""
     with running_node(tls=ServerTls(authority, client_certificates=True)) as node:

@@ -1,7 +1,7 @@
 """Engines at several replicas on a real etcd that fails."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -17,11 +17,11 @@ from kvplane_services.engine.model import Engine, EngineState
 from kvplane_services.engine.registration import DirectoryConfig
 from kvplane_services.errors import Unavailable
 from tests.integration.etcd.replicas import until
-from tests.support.etcd import EtcdNode, running_node
+from tests.support.etcd import EtcdNode
 from tests.support.etcd_backends import grpc_backend
 from tests.support.etcd_stores import running_store
 from tests.support.state_values import PLANE_VERSION, engine_of
-from tests.support.tcp_proxy import TcpProxies, tcp_proxies
+from tests.support.tcp_proxy import TcpProxies
 
 TTL = 4.0
 CONFIG = DirectoryConfig(ttl=TTL, min_ttl=1.0, heartbeat_interval=0.2, load_interval=0.2)
@@ -104,18 +104,6 @@ async def beating(engine: Engine, *replicas: Replica) -> AsyncIterator[Beating]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-@pytest.fixture
-def node() -> Iterator[EtcdNode]:
-    with running_node() as node:
-        yield node
-
-
-@pytest.fixture
-def proxies() -> Iterator[TcpProxies]:
-    with tcp_proxies() as proxies:
-        yield proxies
 
 
 @pytest.fixture

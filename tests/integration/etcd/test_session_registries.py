@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeVar
 
@@ -17,21 +17,16 @@ from kvplane.client.plane import Plane
 from kvplane_services.session.model import SessionKey
 from tests.integration.processes.kvplane_process import Process, running
 from tests.integration.processes.wire_engine import MODEL, WireEngine
-from tests.support.etcd import EtcdNode, running_node
+from tests.support.etcd import EtcdNode
 
 T = TypeVar("T")
 
 FREE = "127.0.0.1:0"
 WIRED = SessionKey("t", MODEL, "", "s")
 KEY = Key("t", MODEL, "", "s")
+ENDED_KEY = Key("t", MODEL, "", "ended")
 RETAINED = session_pb2.Session.STATE_RETAINED
 ENDED = session_pb2.Session.STATE_ENDED
-
-
-@pytest.fixture
-def node() -> Iterator[EtcdNode]:
-    with running_node() as node:
-        yield node
 
 
 class Registries:
@@ -178,8 +173,13 @@ async def test_etcd_loses_its_data(node: EtcdNode) -> None:
             await engine.retain(WIRED, decision_id=f"turn-{number}")
         await eventually(lambda: a.sessions.get(KEY), lambda session: session.turn_count == 2)
         await a.sessions.touch(KEY, keep_for=3000.0)
-        await a.sessions.create(Key("t", MODEL, "", "ended"))
-        await a.sessions.end(Key("t", MODEL, "", "ended"))
+        await a.sessions.create(ENDED_KEY)
+        await a.sessions.end(ENDED_KEY)
+        await eventually(lambda: b.sessions.get(ENDED_KEY), lambda session: session.state == ENDED)
+        await eventually(
+            lambda: b.sessions.get(KEY),
+            lambda session: (session.turn_count, session.hints.keep_for.seconds) == (2, 3000),
+        )
 
         await asyncio.to_thread(node.kill)
         node.wipe()
@@ -195,6 +195,6 @@ async def test_etcd_loses_its_data(node: EtcdNode) -> None:
         )
         assert [turn.decision_id for turn in found.turns] == ["turn-0", "turn-1"]
         await eventually(
-            lambda: c.sessions.get(Key("t", MODEL, "", "ended")),
+            lambda: c.sessions.get(ENDED_KEY),
             lambda session: session.state == ENDED,
         )

@@ -1,7 +1,7 @@
 """The store on real etcds that fail: nothing is lost, nothing comes twice, all comes back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -12,11 +12,11 @@ from kvplane_services.clock import SystemClock
 from kvplane_services.errors import Unavailable
 from kvplane_services.store.model import Put
 from tests.integration.etcd.replicas import PREFIX, Replica, agree, counting, following, until
-from tests.support.etcd import EtcdNode, running_node
+from tests.support.etcd import EtcdNode
 from tests.support.etcd_backends import BACKENDS, MakeBackend
 from tests.support.etcd_cluster import running_cluster
 from tests.support.etcd_stores import running_store
-from tests.support.tcp_proxy import TcpProxies, tcp_proxies
+from tests.support.tcp_proxy import TcpProxies
 
 # Opens a store over the endpoints that are named.
 Open = Callable[..., Awaitable[EtcdStore]]
@@ -44,18 +44,6 @@ async def join(open_store: Open) -> AsyncIterator[Join]:
             return await stack.enter_async_context(following(await open_store(*endpoints)))
 
         yield join_one
-
-
-@pytest.fixture
-def node() -> Iterator[EtcdNode]:
-    with running_node() as node:
-        yield node
-
-
-@pytest.fixture
-def proxies() -> Iterator[TcpProxies]:
-    with tcp_proxies() as proxies:
-        yield proxies
 
 
 async def test_restart_with_data(join: Join, open_store: Open, node: EtcdNode) -> None:

@@ -4,23 +4,15 @@ import asyncio
 import base64
 import json
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
-
-import pytest
 
 from kvplane.client import Plane, SessionKey
 from kvplane_services.store.commits import store_away
 from tests.integration.processes.kvplane_process import Process, running
-from tests.support.etcd import EtcdNode, running_node
+from tests.support.etcd import EtcdNode
 from tests.support.programs import wait_until
-
-
-@pytest.fixture
-def node() -> Iterator[EtcdNode]:
-    with running_node() as node:
-        yield node
 
 
 def up(node: EtcdNode) -> tuple[str, ...]:

@@ -100,9 +100,9 @@ def test_the_next_turn_reads_its_history(plane: RecordingPlane, pair: EnginePair
     """By vLLM's own count prefill reads all that decode holds; the answer is the recomputed one."""
     session = new_session()
     first = turn(pair, session, opening(session))
-    handle = handle_of(plane, session)
     messages = continued(opening(session), first)
     reference = recomputed(pair, messages)
+    handle = handle_of(plane, session)
     before = transferred(pair.prefill), computed(pair.prefill)
 
     second = turn(pair, session, messages, handle=handle)
@@ -118,13 +118,13 @@ def test_history_edited_inside_a_block_is_read_up_to_the_edit(
     """Only tokens before the edit are read, in whole chunks of the proof; the answer is exact."""
     session = new_session()
     first = turn(pair, session, opening(session))
-    handle = handle_of(plane, session)
     edited = opening(session)
     text = edited[0]["content"]
     # The role's marker is token 0, so character 300 is token 301: in block 2, in chunk 4.
     edited[0]["content"] = text[:300] + ("#" if text[300] != "#" else "+") + text[301:]
     messages = continued(edited, first)
     reference = recomputed(pair, messages)
+    handle = handle_of(plane, session)
     before = transferred(pair.prefill)
 
     second = turn(pair, session, messages, handle=handle)
@@ -137,9 +137,9 @@ def test_nothing_is_read_for_another_conversation(plane: RecordingPlane, pair: E
     """A handle of unrelated tokens is not read, however the router came to send it."""
     owner, other = new_session(), new_session()
     turn(pair, owner, opening(owner))
-    handle = handle_of(plane, owner)
     messages: Messages = [{"role": "user", "content": "Tell me something else. " * 20}]
     reference = recomputed(pair, messages)
+    handle = handle_of(plane, owner)
     before = transferred(pair.prefill)
 
     reply = turn(pair, other, messages, handle=handle)
@@ -152,9 +152,9 @@ def test_nothing_is_read_without_proof_or_fence(plane: RecordingPlane, pair: Eng
     """A handle that lost its proof or its expiry on the way is declined; the turn recomputes."""
     session = new_session()
     first = turn(pair, session, opening(session))
-    handle = handle_of(plane, session)
     messages = continued(opening(session), first)
     reference = recomputed(pair, messages)
+    handle = handle_of(plane, session)
     before = transferred(pair.prefill)
     bare = {name: value for name, value in handle.items() if name != KEY}
     unfenced = {**handle, "remote_blocks_expiry_time": None}
@@ -171,13 +171,18 @@ def test_forks_read_the_same_retention(plane: RecordingPlane, pair: EnginePair) 
     first = turn(pair, session, opening(session))
     handle = handle_of(plane, session)
     name = handle["remote_request_id"]
+
+    def fork(messages: Messages) -> Reply:
+        # With the newest handle, as a router would: a handle can be read for a few seconds only.
+        return turn(pair, new_session(), messages, handle=handle_of(plane, session))
+
     forks = [continued(opening(session), first, f"Go on with option {n}.") for n in range(5)]
     references = [recomputed(pair, one) for one in forks]
     before = transferred(pair.prefill)
 
-    replies = [turn(pair, new_session(), one, handle=handle) for one in forks[:2]]
+    replies = [fork(one) for one in forks[:2]]
     with ThreadPoolExecutor(3) as at_once:
-        replies += at_once.map(lambda one: turn(pair, new_session(), one, handle=handle), forks[2:])
+        replies += at_once.map(fork, forks[2:])
 
     assert [one.token_ids for one in replies] == [one.token_ids for one in references]
     assert transferred(pair.prefill) - before == 5 * handle["remote_num_tokens"]
@@ -193,9 +198,9 @@ def test_a_local_turn_is_retained_and_can_be_read(plane: RecordingPlane, pair: E
     plane.wait_for_session(session)
     messages = continued(opening(session), first)
     second = local_turn(pair, session, messages)
-    handle = handle_of(plane, session, 2)
     messages = continued(messages, second)
     reference = recomputed(pair, messages)
+    handle = handle_of(plane, session, 2)
     before = transferred(pair.prefill)
 
     third = turn(pair, session, messages, handle=handle)

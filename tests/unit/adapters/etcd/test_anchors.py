@@ -29,16 +29,6 @@ class CountingClient(FakeClient):
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def etcd(clock: FakeClock) -> FakeEtcd:
-    return FakeEtcd(clock=clock)
-
-
-@pytest.fixture
 def client(etcd: FakeEtcd) -> CountingClient:
     return CountingClient(etcd)
 

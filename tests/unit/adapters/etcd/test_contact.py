@@ -27,11 +27,6 @@ class Etcd:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def etcd(clock: FakeClock) -> Etcd:
     return Etcd(clock)
 

@@ -10,16 +10,6 @@ from tests.support.clock import FakeClock
 from tests.support.fake_etcd import FakeEtcd
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def etcd(clock: FakeClock) -> FakeEtcd:
-    return FakeEtcd(clock=clock)
-
-
 def sequence_of(etcd: FakeEtcd, clock: FakeClock) -> EtcdSequence:
     client = etcd.client()
     contact = Contact(probe=lambda: client.get(b"/s"), clock=clock)

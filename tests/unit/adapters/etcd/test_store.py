@@ -32,16 +32,6 @@ TABLE = TableSpec("texts", str, str.encode, decode)
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def etcd(clock: FakeClock) -> FakeEtcd:
-    return FakeEtcd(clock=clock)
-
-
-@pytest.fixture
 async def store(etcd: FakeEtcd, clock: FakeClock) -> AsyncIterator[EtcdStore]:
     async with running_store(etcd.client(), prefix=PREFIX, tables=(TABLE,), clock=clock) as store:
         await clock.advance(0)
