@@ -10,6 +10,10 @@ Three times belong to a retention, all on the engine's clock, and they never pas
 have confirmed: a renewal can cross with the worker's own expiry and be lost. A
 release lowers the deadline to `exported`, never below.
 
+A retention whose handle carries a generation word promises no time at all: readers see by the
+word whether they read what they were promised. Its `exported` is `NO_EXPIRY`, so that it may be
+shortened at will and released in the very step, and its handle stays as it is for its whole life.
+
 The account lives between two threads: vLLM's step loop begins, confirms and ends retentions
 and fetches orders; the link to the plane applies directives and makes reports. Building
 a report's handles and digests is left to the link.
@@ -19,6 +23,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +36,10 @@ from kvplane.transfer_params import KEY, TurnMark, encode_proof
 # A handle is exported anew once its expiry can be moved by this part of the TTL; readers thus
 # find most of a TTL in it, and a plane that renews at every heartbeat costs no report each.
 _REFRESH_SHARE = 0.25
+
+# The expiry in a handle that is read only by those who see for themselves whether it still holds:
+# long past on any engine's clock, so everybody else declines.
+NO_EXPIRY = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,9 @@ class RetainedTurn:
         block_ids: The blocks, for counting what retentions share.
         block_size: Tokens per block.
         kv_transfer_params: vLLM's handle.
-        expiry: When vLLM frees the blocks unless told otherwise, as the handle says.
+        expiry: When vLLM frees the blocks unless told otherwise.
+        has_word: Whether readers see by a generation word if the blocks were given away; the
+            handle then says `NO_EXPIRY`, else `expiry`.
 
     """
 
@@ -57,6 +68,7 @@ class RetainedTurn:
     block_size: int
     kv_transfer_params: Mapping[str, Any]
     expiry: float
+    has_word: bool = False
 
 
 @dataclass(slots=True)
@@ -88,6 +100,7 @@ class RetentionLedger:
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
         self._orders: dict[str, float] = {}
+        self._releases: set[str] = set()
         self._to_export: set[str] = set()
         self._log = RetentionLog()
         self._uses_of_block: Counter[int] = Counter()
@@ -115,7 +128,8 @@ class RetentionLedger:
 
     def begin(self, turn: RetainedTurn) -> None:
         """A turn finished and its blocks stay until `turn.expiry`."""
-        held = _Held(turn, turn.expiry, turn.expiry, turn.expiry, self._ttl)
+        exported = NO_EXPIRY if turn.has_word else turn.expiry
+        held = _Held(turn, exported, turn.expiry, turn.expiry, self._ttl)
         with self._lock:
             self._held[turn.retention_id] = held
             self._to_export.add(turn.retention_id)
@@ -128,6 +142,19 @@ class RetentionLedger:
         with self._lock:
             orders, self._orders = self._orders, {}
         return orders
+
+    def take_releases(self) -> AbstractSet[str]:
+        """Retentions for the workers to free in this step, since the last call. As cheap."""
+        if not self._releases:
+            return frozenset()
+        with self._lock:
+            releases, self._releases = self._releases, set()
+        return releases
+
+    def may_be_freed_at(self, retention_id: str) -> float | None:
+        """From when on the blocks may go; `NO_EXPIRY` for at any moment, None if unknown."""
+        held = self._held.get(retention_id)
+        return None if held is None else held.exported
 
     def confirm(self, applied: Mapping[str, float]) -> bool:
         """The workers keep to these deadlines from now on. Returns whether handles changed."""
@@ -165,6 +192,7 @@ class RetentionLedger:
             if (held := self._held.pop(retention_id, None)) is None:
                 return False
             self._orders.pop(retention_id, None)
+            self._releases.discard(retention_id)
             self._to_export.discard(retention_id)
             self._uses_of_block.subtract(held.turn.block_ids)
             for block in held.turn.block_ids:
@@ -187,8 +215,7 @@ class RetentionLedger:
                     self._renew(held, one.ttl, sent_at)
                 elif held.release is None:
                     # A reason that this version does not know is a release all the same.
-                    held.release = one.reason or EndReason.RELEASED
-                    self._order(held, held.exported)
+                    self._release(held, one.reason or EndReason.RELEASED)
 
     def full_report(self) -> Report:
         """See `RetentionSource.full_report`."""
@@ -212,8 +239,16 @@ class RetentionLedger:
         held.ttl = self._clamp_ttl(ttl)
         deadline = sent_at + held.ttl
         # Earlier than an expiry that is out there it cannot be; later ones are the point.
-        if deadline > held.ordered:
+        if deadline > held.ordered or held.turn.has_word:
             self._order(held, deadline)
+
+    def _release(self, held: _Held, reason: EndReason) -> None:
+        held.release = reason
+        if held.turn.has_word:
+            self._orders.pop(held.turn.retention_id, None)
+            self._releases.add(held.turn.retention_id)
+        else:
+            self._order(held, held.exported)
 
     def _order(self, held: _Held, deadline: float) -> None:
         if deadline != held.ordered:
@@ -221,6 +256,8 @@ class RetentionLedger:
             self._orders[held.turn.retention_id] = deadline
 
     def _is_stale(self, held: _Held) -> bool:
+        if held.turn.has_word:
+            return False
         return held.confirmed - held.exported >= held.ttl * _REFRESH_SHARE
 
     def _export(self) -> None:
@@ -229,7 +266,7 @@ class RetentionLedger:
             names, self._to_export = self._to_export, set()
             due = [held for name in names if (held := self._held.get(name)) is not None]
             for held in due:
-                if held.release is None:
+                if held.release is None and not held.turn.has_word:
                     held.exported = held.confirmed
         for held in due:
             if held.chain is None:

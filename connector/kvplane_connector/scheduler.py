@@ -118,12 +118,14 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> NixlConnectorMetadata:
-        """See vLLM. The only work of each step: two looks at whether there is something to say."""
+        """See vLLM. The only work of each step: looks at whether there is something to say."""
         meta = super().build_connector_meta(scheduler_output)
         self._load.scheduled(len(scheduler_output.num_scheduled_tokens))
         deadlines = self._ledger.take_orders()
-        if deadlines or self._keep:
-            setattr(meta, ATTRIBUTE, StepOrders(keep=self._keep, deadlines=deadlines))
+        release = self._ledger.take_releases()
+        if deadlines or release or self._keep:
+            orders = StepOrders(keep=self._keep, deadlines=deadlines, release=release)
+            setattr(meta, ATTRIBUTE, orders)
             self._keep = set()
         return meta
 

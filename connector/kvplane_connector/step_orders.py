@@ -18,11 +18,13 @@ class StepOrders:
         keep: Requests whose blocks a read does not consume. Sent when a request is first
             scheduled, so that no reader can be earlier.
         deadlines: New times to free retentions at, in the scheduler's clock.
+        release: Retentions to free in this very step; those that have ended are ignored.
 
     """
 
     keep: AbstractSet[str] = frozenset()
     deadlines: Mapping[str, float] = field(default_factory=dict[str, float])
+    release: AbstractSet[str] = frozenset()
 
 
 @dataclass(slots=True)

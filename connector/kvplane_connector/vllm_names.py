@@ -68,6 +68,8 @@ if TYPE_CHECKING:
         xfer_stats: Any
         _reqs_to_send: dict[str, float]
         _reqs_to_process: set[str]
+        consumer_notification_counts_by_req: dict[str, int]
+        expected_consumer_notifications_by_req: dict[str, int]
         _recving_metadata: dict[str, Any]
         _engine_clock_offset: dict[str, float]
 

@@ -27,6 +27,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
         self._clock = EngineClock()
         self._fence = ReadFence(clock=self._clock, ahead=self._engine_clock_offset)
         self._kept: set[str] = set()
+        self._released: set[str] = set()
         self._notices: Counter[str] = Counter()
         self._news: StepNews | None = None
         self._in_order = reaps_in_order(NixlPullConnectorWorker)
@@ -43,6 +44,8 @@ class KvplaneWorker(NixlPullConnectorWorker):
         super().start_load_kv(metadata)
         if isinstance(orders, StepOrders) and orders.deadlines:
             self._set_deadlines(orders.deadlines, metadata.scheduler_clock)
+        if isinstance(orders, StepOrders) and orders.release:
+            self._release(orders.release)
         if self._kept:
             # vLLM takes out what was aborted or is over.
             self._kept &= self._reqs_to_process
@@ -91,7 +94,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
         return late
 
     def _get_new_notifs(self) -> set[str]:
-        """See vLLM. Adds the kept retentions whose time has come."""
+        """See vLLM. Adds the kept retentions whose time has come, and those given up."""
         done = super()._get_new_notifs()
         if self._kept:
             now = self._clock.now()
@@ -99,12 +102,29 @@ class KvplaneWorker(NixlPullConnectorWorker):
                 name for name in self._kept if self._reqs_to_send.get(name, float("inf")) <= now
             ]
             for name in expired:
-                del self._reqs_to_send[name]
-                self._reqs_to_process.discard(name)
-                self._kept.discard(name)
-                self._notices.pop(name, None)
+                self._forget(name)
             done.update(expired)
+        if self._released:
+            done |= self._released
+            self._released = set()
         return done
+
+    def _release(self, names: AbstractSet[str]) -> None:
+        """Gives retentions up, to be returned as sent at the end of this step."""
+        for name in names:
+            # What is not there has ended already, and must not be reported twice.
+            if name in self._reqs_to_send:
+                self._forget(name)
+                self._released.add(name)
+
+    def _forget(self, name: str) -> None:
+        del self._reqs_to_send[name]
+        self._reqs_to_process.discard(name)
+        self._kept.discard(name)
+        self._notices.pop(name, None)
+        # How many ranks of a reader have read it so far.
+        self.consumer_notification_counts_by_req.pop(name, None)
+        self.expected_consumer_notifications_by_req.pop(name, None)
 
     def _set_deadlines(self, deadlines: Mapping[str, float], scheduler_clock: float) -> None:
         # The scheduler may run on another host, whose clock starts elsewhere.

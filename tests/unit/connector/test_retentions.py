@@ -4,7 +4,7 @@ from typing import Any
 from kvplane.client.retention import EndReason, Release, Renew, Report, Retention
 from kvplane.digest import common_prefix, context_of
 from kvplane.transfer_params import TurnMark, decode_proof
-from kvplane_connector.retentions import RetainedTurn, RetentionLedger
+from kvplane_connector.retentions import NO_EXPIRY, RetainedTurn, RetentionLedger
 
 TTL = 30.0
 CONTEXT = context_of()
@@ -14,7 +14,13 @@ def ledger(low: float = 1.0, high: float = 100.0) -> RetentionLedger:
     return RetentionLedger(ttl=TTL, clamp_ttl=lambda ttl: min(max(ttl, low), high))
 
 
-def retained(name: str = "r1", *, expiry: float = 130.0, blocks: range = range(3)) -> RetainedTurn:
+def retained(
+    name: str = "r1",
+    *,
+    expiry: float = 130.0,
+    blocks: range = range(3),
+    has_word: bool = False,
+) -> RetainedTurn:
     return RetainedTurn(
         retention_id=name,
         mark=TurnMark("t", "m", "a", "s", "d-1", b"\x07"),
@@ -24,6 +30,7 @@ def retained(name: str = "r1", *, expiry: float = 130.0, blocks: range = range(3
         block_size=128,
         kv_transfer_params={"do_remote_decode": True, "remote_blocks_expiry_time": expiry},
         expiry=expiry,
+        has_word=has_word,
     )
 
 
@@ -261,3 +268,79 @@ def test_shared_blocks_count_once() -> None:
     assert book.retained_blocks == 6
     book.end("r2")
     assert book.retained_blocks == 0
+
+
+def test_a_handle_with_a_word_promises_no_time() -> None:
+    """Whoever does not look at the word finds an expiry that is past, and declines."""
+    book = ledger()
+
+    book.begin(retained(expiry=130.0, has_word=True))
+    report = reported(book)
+
+    assert exported_expiry(report) == NO_EXPIRY
+    assert report.retentions[0].deadline == 130.0
+    assert book.may_be_freed_at("r1") == NO_EXPIRY
+
+
+def test_renewals_do_not_report_a_handle_with_a_word_again() -> None:
+    """Its handle says nothing that a renewal changes."""
+    book = ledger()
+    book.begin(retained(expiry=130.0, has_word=True))
+    reported(book)
+
+    book.apply([renew(90)], sent_at=120.0)
+    orders = book.take_orders()
+
+    assert orders == {"r1": 210.0}
+    assert not book.confirm(orders)
+    assert reported(book).retentions == ()
+    assert book.full_report().retentions[0].deadline == 210.0
+
+
+def test_a_retention_with_a_word_is_shortened_at_will() -> None:
+    """A shorter TTL than the one in force is kept to."""
+    book = ledger()
+    book.begin(retained(expiry=130.0, has_word=True))
+
+    book.apply([renew(5)], sent_at=101.0)
+
+    assert book.take_orders() == {"r1": 106.0}
+
+
+def test_a_retention_with_a_word_is_released_in_the_very_step() -> None:
+    """Its release is an order of its own, taken once, and takes the place of a renewal."""
+    book = ledger()
+    book.begin(retained(expiry=130.0, has_word=True))
+    reported(book)
+    book.apply([renew(60)], sent_at=103.0)
+
+    book.apply([release(), release()], sent_at=103.0)
+
+    assert book.take_orders() == {}
+    assert book.take_releases() == {"r1"}
+    assert book.take_releases() == frozenset()
+    book.end("r1")
+    assert book.changes().ended == (("r1", EndReason.SUPERSEDED),)
+
+
+def test_a_retention_without_a_word_is_not_released_before_what_was_promised() -> None:
+    """Readers trust the expiry in its handle."""
+    book = ledger()
+    book.begin(retained(expiry=130.0))
+
+    book.apply([release()], sent_at=103.0)
+
+    assert book.may_be_freed_at("r1") == 130.0
+    assert book.may_be_freed_at("unknown") is None
+    assert book.take_releases() == frozenset()
+
+
+def test_an_end_discards_a_pending_release() -> None:
+    """Workers are not told to release what they gave up by themselves."""
+    book = ledger()
+    book.begin(retained(has_word=True))
+    book.apply([release()], sent_at=103.0)
+
+    book.end("r1")
+
+    assert book.take_releases() == frozenset()

@@ -30,9 +30,18 @@ class _VllmWorker:
         self._reqs_to_process: set[str] = set()
         self._recving_metadata: dict[str, Any] = {}
         self._engine_clock_offset: dict[str, float] = {}
+        self.consumer_notification_counts_by_req: dict[str, int] = {}
+        self.expected_consumer_notifications_by_req: dict[str, int] = {}
         # What the next poll finds: requests whose reads are all done, and those that failed.
         self.polled: tuple[set[str], set[str]] | set[str] = (set(), set())
         self.failed: list[tuple[str, int | None]] = []
+
+    def start_load_kv(self, metadata: Any) -> None:
+        self._reqs_to_process |= set(metadata.reqs_to_send)
+        self._reqs_to_send.update(metadata.reqs_to_send)
+
+    def _get_new_notifs(self) -> set[str]:
+        return set()
 
     def _pop_done_transfers(self, _: dict[str, list[int]]) -> tuple[set[str], set[str]] | set[str]:
         return self.polled
@@ -128,3 +137,42 @@ def test_a_handshakes_duration_is_added_to_what_it_found(worker: Any) -> None:
     worker._clock.now = lambda: next(times)
 
     assert worker._nixl_handshake("host", 1) == ({(0, 0): "agent"}, 7.0 + 2.0)
+
+
+def _step(worker: Any, send: dict[str, float] | None = None, **orders: Any) -> None:
+    made = sys.modules["kvplane_connector.step_orders"].StepOrders(**orders)
+    worker.start_load_kv(
+        SimpleNamespace(reqs_to_send=send or {}, scheduler_clock=0.0, kvplane=made)
+    )
+
+
+def test_what_is_released_is_free_at_the_end_of_the_very_step(worker: Any) -> None:
+    """Whether reads consume it or not, and whether some ranks of a reader have read it or not."""
+    _step(worker, {"kept": 30.0, "other": 30.0, "stays": 30.0}, keep={"kept", "stays"})
+    worker.consumer_notification_counts_by_req["other"] = 1
+
+    _step(worker, release={"kept", "other"})
+
+    assert worker._get_new_notifs() == {"kept", "other"}
+    assert worker._get_new_notifs() == set()
+    assert worker._reqs_to_send == {"stays": 30.0}
+    assert worker._reqs_to_process == {"stays"}
+    assert worker.consumer_notification_counts_by_req == {}
+
+
+def test_what_has_ended_is_not_released_a_second_time(worker: Any) -> None:
+    """vLLM's engine dies of a request that is reported as sent twice."""
+    _step(worker, {"one": 30.0}, keep={"one"})
+    _step(worker, release={"one"})
+    worker._get_new_notifs()
+
+    _step(worker, release={"one", "unknown"})
+
+    assert worker._get_new_notifs() == set()
+
+
+def test_a_retention_can_be_released_in_the_step_that_begins_it(worker: Any) -> None:
+    """The order may come with the news that the request has finished."""
+    _step(worker, {"one": 30.0}, keep={"one"}, release={"one"})
+
+    assert worker._get_new_notifs() == {"one"}
