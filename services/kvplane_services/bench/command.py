@@ -25,7 +25,8 @@ async def run_scale(options: ScaleOptions, *, json_file: Path | None, log_dir: P
         log_dir: See `run_errand`.
 
     Returns:
-        The exit code: 0 if everything was measured, however it came out; else see `run_errand`.
+        The exit code: 0 if everything was measured, however it came out; 1 if only some was;
+        else see `run_errand`.
 
     """
     clock = SystemClock()
@@ -39,6 +40,9 @@ async def run_scale(options: ScaleOptions, *, json_file: Path | None, log_dir: P
             text = json.dumps(document, indent=2) + "\n"
             await asyncio.to_thread(json_file.write_text, text)
             say(f"wrote {json_file}")
+        if failure := document.get("failure"):
+            say(f"not everything was measured: {failure}")
+            return 1
         return 0
 
     known = (BenchError, KvplaneError, StartError, OSError)

@@ -11,8 +11,6 @@ from kvplane_services.bench.processes import Watched
 from kvplane_services.clock import Clock
 from kvplane_services.local.processes import ManagedProcess, free_ports
 
-_PATIENCE = 120.0
-
 
 @dataclass(frozen=True, slots=True)
 class PlaneProcess:
@@ -27,7 +25,13 @@ class PlaneProcess:
 
 @contextlib.asynccontextmanager
 async def running_plane(
-    name: str, *, store: str, settings: Mapping[str, str], log_dir: Path, clock: Clock
+    name: str,
+    *,
+    store: str,
+    settings: Mapping[str, str],
+    patience: float,
+    log_dir: Path,
+    clock: Clock,
 ) -> AsyncGenerator[PlaneProcess]:
     """Starts a replica, waits until it serves, and stops it at the end.
 
@@ -35,6 +39,7 @@ async def running_plane(
         name: For messages and its log.
         store: As `kvplane up --store` takes it; empty for the default.
         settings: Environment variables.
+        patience: Seconds that it may take to start: it reads all that is in the store.
         log_dir: Where its log goes.
         clock: Time.
 
@@ -61,7 +66,7 @@ async def running_plane(
         clock=clock,
     )
     try:
-        took = await process.until_answers(http, "/health", patience=_PATIENCE)
+        took = await process.until_answers(http, "/health", patience=patience)
         yield PlaneProcess(name, f"127.0.0.1:{grpc}", Watched(process.pid), took)
     finally:
         await process.stop()

@@ -17,12 +17,14 @@ from typing import Any
 from kvplane_services.bench.etcd_server import EtcdServer, borrowed_etcd, private_etcd
 from kvplane_services.bench.figures import rounded
 from kvplane_services.bench.fleet import Fleet
+from kvplane_services.bench.load_engine import BenchError
 from kvplane_services.bench.options import ScaleOptions
 from kvplane_services.bench.phases import Phases
 from kvplane_services.bench.planes import PlaneProcess, running_plane
 from kvplane_services.bench.workload import Workload
 from kvplane_services.clock import Clock
 from kvplane_services.local.errand import Progress
+from kvplane_services.local.processes import StartError
 from kvplane_services.main.process import background
 
 AIMS = {
@@ -32,6 +34,8 @@ AIMS = {
 }
 # New retentions that one frame carries at most, as if so many turns finished meanwhile.
 _BATCH = 4
+# Seconds that a replica may take to start, and sessions a second that it reads meanwhile.
+_START_PATIENCE, _SLOWEST_READ = 60.0, 500
 # Nothing is forgotten meanwhile.
 _LONG = 86_400
 
@@ -41,8 +45,11 @@ async def measure(
 ) -> dict[str, Any]:
     """Runs the benchmark; returns its document.
 
+    Where the plane does not do what it should, the document has the figures until then, and
+    says under "failure" what was wrong.
+
     Raises:
-        BenchError: There is no etcd, or the plane did not do what it should.
+        BenchError: There is no etcd, or engines could not register.
         StartError: A process did not start.
 
     """
@@ -58,6 +65,7 @@ async def measure(
                     f"plane-{number}",
                     store=store,
                     settings=_settings(options),
+                    patience=_START_PATIENCE + options.sessions / _SLOWEST_READ,
                     log_dir=log_dir,
                     clock=clock,
                 )
@@ -76,22 +84,28 @@ async def measure(
         say(f"registering {options.engines} engines")
         await fleet.register()
         run = Phases(options, fleet=fleet, planes=planes, etcd=etcd, say=say, clock=clock)
-        await stack.enter_async_context(background(*fleet.loops(batch=_BATCH)))
-        say(f"granting {options.sessions} leases, handles of {workload.handle_bytes} bytes")
-        await run.grants()
-        say("renewing, and nothing else")
-        await run.renewals()
-        say("superseding leases")
-        await run.supersedes()
-        watched = planes[-1]
-        if etcd is not None and len(planes) == 1:
-            say("starting another replica, which watches")
-            watched = await plane(1)
-            run.figures["replica_start_s"] = watched.started_in
-        say("timing grants until a watch shows them")
-        await run.lag(watched.grpc)
         etcd_version = await asyncio.to_thread(etcd.version) if etcd is not None else ""
-    return _document(options, run, workload=workload, etcd_version=etcd_version)
+        await stack.enter_async_context(background(*fleet.loops(batch=_BATCH)))
+        failure = ""
+        try:
+            say(f"granting {options.sessions} leases, handles of {workload.handle_bytes} bytes")
+            await run.grants()
+            say("renewing, and nothing else")
+            await run.renewals()
+            say("superseding leases")
+            await run.supersedes()
+            watched = planes[-1]
+            if etcd is not None and len(planes) == 1:
+                say("starting another replica, which watches")
+                watched = await plane(1)
+                run.figures["replica_start_s"] = watched.started_in
+            say("timing grants until a watch shows them")
+            await run.lag(watched.grpc)
+        except (BenchError, StartError) as error:
+            # What was measured until then took long, and holds.
+            failure = str(error)
+    document = _document(options, run, workload=workload, etcd_version=etcd_version)
+    return {**document, **({"failure": failure} if failure else {})}
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from kvplane_services.bench.command import run_scale
+from kvplane_services.bench.load_engine import BenchError
+from kvplane_services.bench.options import ScaleOptions
+from kvplane_services.bench.phases import Phases
 from tests.support.etcd import etcd_binary, running_node
 from tests.support.programs import KVPLANE
 
@@ -116,3 +120,25 @@ def test_an_etcd_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert "kvplane bench: etcd at 127.0.0.1:1 cannot be reached" in result.stderr
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+async def test_what_was_measured_before_a_failure_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that breaks off in its last part leaves the figures of the others, and says why."""
+
+    async def fail(phases: Phases) -> None:
+        raise BenchError("no lease was renewed within 2 s")
+
+    monkeypatch.setattr(Phases, "renewals", fail)
+    file = tmp_path / "scale.json"
+    options = ScaleOptions(
+        sessions=20, engines=2, store="memory", replicas=1, seconds=1, tokens=64, lease_ttl=6
+    )
+
+    code = await run_scale(options, json_file=file, log_dir=tmp_path)
+
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert code == 1
+    assert document["failure"] == "no lease was renewed within 2 s"
+    assert document["grants_per_s"] > 0
