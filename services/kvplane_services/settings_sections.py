@@ -258,6 +258,12 @@ class GatewaySection(Section):
         gt=0,
         description="Seconds from sending a prefill leg to the end of its answer.",
     )
+    pull_timeout: float = Field(
+        default=30.0,
+        gt=0,
+        description="The same of a prefill leg that reads what another engine holds, which may be "
+        "frozen; then the turn is recomputed, on other engines where there are some.",
+    )
     stream_idle_timeout: float = Field(
         default=300.0, gt=0, description="Longest silence of a streaming answer, seconds."
     )

@@ -1,11 +1,17 @@
 """Parts of a deployment die and come back; clients do not notice, and nothing is left behind."""
 
 import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pytest
 from openai import OpenAI
 
-from tests.e2e.stage import Conversation, Stage
+from tests.e2e.stage import SETTINGS, Conversation, Stage
 from tests.support.programs import wait_until
+from tests.support.sim_engines import start_sim
 
 QUESTIONS = ("Where did it fail?", "And why?", "How do I fix it?", "What else?")
 
@@ -26,10 +32,11 @@ def test_a_killed_plane_comes_back_with_its_leases(stage: Stage, client: OpenAI)
 
     stage.wait_registered()
 
-    def back() -> bool:
-        return set(before) <= set(_decode_leases(stage))
-
-    wait_until(back, seconds=15, what="the leases are back under their names")
+    wait_until(
+        lambda: _decode_leases(stage) == before,
+        seconds=15,
+        what="the leases are back under their names and tokens",
+    )
     chat.strategy = "pull"
     expected = chat.recomputed(QUESTIONS[1])
     said = chat.ask(QUESTIONS[1])
@@ -70,6 +77,54 @@ def test_a_killed_prefill_engine_keeps_nothing_up(stage: Stage, client: OpenAI) 
 
     assert said.text == expected
     assert said.pulled > 0
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[Stage]:
+    """A stage with two decode engines, whose gateway waits a second for a read."""
+    settings = SETTINGS.replace("[gateway]", "[gateway]\npull_timeout = 1")
+    stage = Stage(tmp_path, settings=settings)
+    try:
+        stage.start()
+        stage.engines["other"] = start_sim(
+            "decode", plane=stage.plane.target, folder=tmp_path, name="decode-1"
+        )
+        stage.wait_registered()
+        yield stage
+    finally:
+        for engine in stage.engines.values():
+            engine.program.send(signal.SIGCONT)
+        stage.stop()
+
+
+def test_a_frozen_decode_engine_costs_a_deadline(patient: Stage) -> None:
+    """Who reads from a frozen engine gets another after a deadline; others notice nothing."""
+    with patient.client() as client:
+        chat = Conversation(patient, client)
+        # The second turn pulls, so that both engines know each other: a handshake has a deadline.
+        for question in QUESTIONS[:2]:
+            chat.ask(question)
+        expected = chat.recomputed(QUESTIONS[2])
+        wait_until(lambda: bool(patient.leases()), seconds=5, what="a lease")
+        (holder,) = {
+            lease.engine
+            for lease in patient.leases()
+            if lease.session_key.session_id == chat.session
+        }
+        (frozen,) = [one for one in patient.engines.values() if f"engines/{one.name}" == holder]
+        chat.strategy = "auto"
+        frozen.program.send(signal.SIGSTOP)
+
+        with ThreadPoolExecutor(1) as meanwhile:
+            waiting = meanwhile.submit(chat.ask, QUESTIONS[2])
+            others = [
+                Conversation(patient, client, strategy="auto").ask(QUESTIONS[0]) for _ in range(3)
+            ]
+            said = waiting.result(timeout=10)
+
+        assert said.text == expected
+        assert said.strategy == "recompute"
+        assert all(other.text for other in others)
 
 
 def test_nothing_is_left_behind(stage: Stage, client: OpenAI) -> None:

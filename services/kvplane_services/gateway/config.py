@@ -18,7 +18,9 @@ class GatewayConfig:
         body_idle_timeout: Longest silence of a client in the middle of its request body.
         connect_timeout: To open a connection to an engine.
         prefill_timeout: From sending a prefill leg to the end of its answer. An engine that
-            is frozen, or that waits for one that is, never answers; this ends the wait.
+            is frozen never answers; this ends the wait.
+        pull_timeout: The same of a prefill leg that reads what another engine holds, where it
+            is less. vLLM waits for a frozen owner for ever; after this the turn is recomputed.
         stream_idle_timeout: Longest silence of a streaming decode leg, the wait for its
             first byte included.
         answer_timeout: Longest silence of a decode leg that does not stream; engines send
@@ -42,6 +44,7 @@ class GatewayConfig:
     body_idle_timeout: float = 60.0
     connect_timeout: float = 5.0
     prefill_timeout: float = 120.0
+    pull_timeout: float = 30.0
     stream_idle_timeout: float = 300.0
     answer_timeout: float = 1800.0
     shutdown_grace: float = 30.0
@@ -64,6 +67,7 @@ class GatewayConfig:
             "body_idle_timeout",
             "connect_timeout",
             "prefill_timeout",
+            "pull_timeout",
             "stream_idle_timeout",
             "answer_timeout",
         ):

@@ -6,6 +6,9 @@ What fails, and what follows:
 - An engine refuses a leg (4xx): the client gets the engine's answer. Nothing is retried.
 - The prefill leg fails: decided once more without that engine, as RECOMPUTE. Failing that, or
   if no other engine can take it, the decode engine computes the prompt itself.
+- A prefill leg that reads another engine's blocks does not end in time: either engine may be
+  frozen. Decided once more as RECOMPUTE, without both if others are there, else without the
+  owner, else with the same ones: without a handle the prefill engine waits for nobody.
 - The decode leg fails before its first byte: decided once more without that engine. What the
   prefill leg handed over is not sent a second time, because the engine that failed may have
   read it, and blocks that were read may be gone.
@@ -16,6 +19,7 @@ What fails, and what follows:
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -29,7 +33,7 @@ from kvplane_services.gateway.leg_runner import LegRefused, LegRunner
 from kvplane_services.gateway.openai_errors import OpenAIError
 from kvplane_services.gateway.prefill_leg import run_prefill
 from kvplane_services.gateway.turn import Attempt, Turn
-from kvplane_services.router.model import RouteOutcome, Strategy
+from kvplane_services.router.model import Decision, RouteOutcome, Strategy
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +78,7 @@ class _Run:
         self._request = request
         self._turn = turn
         self._attempts: list[Attempt] = []
-        self._excluded: set[str] = set()
+        self._excluded: frozenset[str] = frozenset()
         self._decode: DecodeLeg | None = None
         # How the turn went, which is also how the legs went that are still open at its end.
         self._outcome = RouteOutcome.FAILED
@@ -89,8 +93,8 @@ class _Run:
             try:
                 return await self._both_legs()
             except DecodeFailed as failure:
-                self._excluded.add(self._attempt.decision.decode.engine)
-                if not failure.retry or not await self._decided_again(None, "decode"):
+                failed = frozenset({self._attempt.decision.decode.engine})
+                if not failure.retry or not await self._decided_again(None, "decode", failed):
                     return _without_retry(failure)
             try:
                 return await self._both_legs()
@@ -136,7 +140,7 @@ class _Run:
     async def _decide(self, forced: Strategy | None) -> None:
         with self._runner.telemetry.span("decision"):
             decision = await self._runner.decisions.of(
-                self._turn.subject, forced=forced, excluded=frozenset(self._excluded)
+                self._turn.subject, forced=forced, excluded=self._excluded
             )
         self._attempts.append(
             Attempt(
@@ -148,17 +152,22 @@ class _Run:
             )
         )
 
-    async def _decided_again(self, forced: Strategy | None, leg: str) -> bool:
-        """Decides without the engines that failed; False if that is not possible."""
-        before = self._attempt
-        try:
-            await self._decide(forced)
-        except KvplaneError as error:
-            _log.info("turn %s is not retried: %s", self._turn.turn_id, error)
-            return False
-        before.end(RouteOutcome.CANCELLED)
-        self._runner.instruments.retries.add(1, {"leg": leg})
-        return True
+    async def _decided_again(
+        self, forced: Strategy | None, leg: str, *suspects: frozenset[str]
+    ) -> bool:
+        """Decides without the first set of suspects that leaves engines enough; False if none."""
+        before, excluded = self._attempt, self._excluded
+        for suspected in suspects:
+            self._excluded = excluded | suspected
+            try:
+                await self._decide(forced)
+            except KvplaneError as error:
+                _log.info("turn %s is not retried: %s", self._turn.turn_id, error)
+                continue
+            before.end(RouteOutcome.CANCELLED)
+            self._runner.instruments.retries.add(1, {"leg": leg})
+            return True
+        return False
 
     async def _hand_over(self) -> bytes | None:
         """Runs the prefill leg if there is to be one; what the decode leg is sent.
@@ -176,13 +185,13 @@ class _Run:
             return self._decode_params(None)
         try:
             return self._decode_params(await self._prefill())
-        except EngineFailed:
-            self._note_failed_prefill()
-        if await self._decided_again(Strategy.RECOMPUTE, "prefill"):
+        except EngineFailed as failure:
+            suspects = _suspects(self._attempt.decision, failure)
+        if await self._decided_again(Strategy.RECOMPUTE, "prefill", *suspects):
             try:
                 return self._decode_params(await self._prefill())
-            except EngineFailed:
-                self._note_failed_prefill()
+            except EngineFailed as failure:
+                self._excluded |= _suspects(self._attempt.decision, failure)[0]
         return self._decode_params(None)
 
     async def _prefill(self) -> Params | None:
@@ -201,9 +210,15 @@ class _Run:
         if self._attempt.prefill is not None:
             self._attempt.prefill.end(RouteOutcome.CANCELLED)
 
-    def _note_failed_prefill(self) -> None:
-        if self._attempt.decision.prefill is not None:
-            self._excluded.add(self._attempt.decision.prefill.engine)
+
+def _suspects(decision: Decision, failure: EngineFailed) -> Sequence[frozenset[str]]:
+    """What to decide without after a prefill leg failed: sets of engines, the best first."""
+    prefill = frozenset({decision.prefill.engine} if decision.prefill is not None else ())
+    if not failure.timed_out or decision.strategy is not Strategy.PULL:
+        return [prefill]
+    # As a rule the engine that decodes is the one that holds the blocks.
+    owner = frozenset({decision.decode.engine})
+    return [prefill | owner, owner, frozenset()]
 
 
 def _without_retry(failure: DecodeFailed) -> web.StreamResponse:

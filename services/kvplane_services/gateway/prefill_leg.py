@@ -5,12 +5,13 @@ import logging
 import aiohttp
 
 from kvplane_services.gateway import failures
+from kvplane_services.gateway.config import GatewayConfig
 from kvplane_services.gateway.engine_answers import EngineAnswer, Params, Verdict, verdict_of
 from kvplane_services.gateway.engine_client import EngineFailed
 from kvplane_services.gateway.leg_reports import OpenLeg
 from kvplane_services.gateway.leg_runner import LegRefused, LegRunner
 from kvplane_services.gateway.turn import Attempt, Turn
-from kvplane_services.router.model import Leg, LegKind, RouteOutcome
+from kvplane_services.router.model import Leg, LegKind, RouteOutcome, Strategy
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ async def run_prefill(
         leg,
         kind=LegKind.PREFILL,
         body=body,
-        deadline=runner.config.prefill_timeout,
+        deadline=_deadline(runner.config, attempt.decision.strategy),
     )
     try:
         with runner.telemetry.span("prefill", {"engine": leg.engine}):
@@ -69,6 +70,12 @@ async def run_prefill(
             leg.engine,
         )
     return answer.params
+
+
+def _deadline(config: GatewayConfig, strategy: Strategy) -> float:
+    if strategy is Strategy.PULL:
+        return min(config.pull_timeout, config.prefill_timeout)
+    return config.prefill_timeout
 
 
 def _understood(response: aiohttp.ClientResponse, body: bytes) -> EngineAnswer:

@@ -38,6 +38,8 @@ class RecordingRouter:
     decisions: list[Decision] = field(default_factory=list)
     reports: list[LegReport] = field(default_factory=list)
     rank: int | None = None
+    # Whether turns that nobody forces are pulls.
+    pulls: bool = False
     report_takes: float = 0.0
     # Set when a turn was to be decided.
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,7 +72,7 @@ class RecordingRouter:
         key = subject.session_key
         decision = Decision(
             decision_id=f"decision-{len(self.decisions)}",
-            strategy=Strategy.LOCAL if prefill is None else Strategy.RECOMPUTE,
+            strategy=self._strategy(forced, prefill),
             reason=DecisionReason.NO_LEASE,
             details="",
             prefill=None if prefill is None else self._leg(prefill, dict(PREFILL_ONLY)),
@@ -107,6 +109,11 @@ class RecordingRouter:
         await asyncio.sleep(0.01)
         seen = [(one.decision_id, one.leg) for one in self.reports]
         assert len(seen) == len(set(seen)) == self._legs()
+
+    def _strategy(self, forced: Strategy | None, prefill: str | None) -> Strategy:
+        if prefill is None:
+            return Strategy.LOCAL
+        return Strategy.PULL if self.pulls and forced is None else Strategy.RECOMPUTE
 
     def _legs(self) -> int:
         return sum(1 if one.prefill is None else 2 for one in self.decisions)

@@ -127,6 +127,51 @@ async def test_frozen_prefill_does_not_hang_the_turn(make_gateway: GatewayMaker)
         assert await outcomes(gateway) == [("0", D, OK), ("0", P, FAILED)]
 
 
+@pytest.mark.parametrize(("prefills", "decodes"), [(2, 2), (1, 2), (2, 1), (1, 1)])
+async def test_a_read_that_never_ends_is_recomputed(
+    make_gateway: GatewayMaker, prefills: int, decodes: int
+) -> None:
+    """A pull has a deadline of its own; then the turn goes around both engines if it can."""
+    config = GatewayConfig(pull_timeout=0.2, shutdown_grace=0.2)
+    async with make_gateway(
+        prefill=[prefill_answer()] * prefills, decode=[answer(WHOLE)] * decodes, config=config
+    ) as gateway:
+        gateway.router.pulls = True
+        gateway.prefill.script.append(stall)
+        async with asyncio.timeout(2):
+            status, got, _ = await gateway.chat()
+
+        assert (status, got) == (200, WHOLE)
+        await asyncio.wait_for(gateway.prefill.aborted.wait(), 1)
+        first, second = gateway.router.decisions
+        assert (first.strategy, second.strategy) == (Strategy.PULL, Strategy.RECOMPUTE)
+        assert first.prefill is not None
+        assert second.prefill is not None
+        # The owner first: it is the one whose silence is nobody's deadline but ours.
+        assert (second.decode != first.decode) == (decodes > 1)
+        assert (second.prefill != first.prefill) == (prefills > 1 and decodes > 1)
+        assert [len(engine.asked) for engine in gateway.decodes] == [0] * (decodes - 1) + [1]
+        assert await outcomes(gateway) == [
+            ("0", D, CANCELLED),
+            ("0", P, FAILED),
+            ("1", D, OK),
+            ("1", P, OK),
+        ]
+
+
+async def test_a_pull_that_fails_at_once_leaves_the_owner_alone(make_gateway: GatewayMaker) -> None:
+    """Only silence throws suspicion on the engine that is read."""
+    async with make_gateway(
+        prefill=[die_at_once, prefill_answer()], decode=[answer(WHOLE)] * 2
+    ) as gateway:
+        gateway.router.pulls = True
+        status, _, _ = await gateway.chat()
+
+        assert status == 200
+        assert [len(engine.asked) for engine in gateway.decodes] == [1, 0]
+        await gateway.router.all_reported()
+
+
 @pytest.mark.parametrize("body", [CHAT, STREAM])
 @pytest.mark.parametrize(
     "failure",

@@ -11,6 +11,7 @@ from kvplane_services.gateway.config import GatewayConfig
     [
         ({"max_body_bytes": 0}, "gateway.max_body_bytes"),
         ({"prefill_timeout": 0}, "gateway.prefill_timeout"),
+        ({"pull_timeout": 0}, "gateway.pull_timeout"),
         ({"shutdown_grace": -1}, "gateway.shutdown_grace"),
         ({"tenant_secret": "x" * 65}, "gateway.tenant_secret"),
         ({"prefill_keeps": frozenset({"stop"})}, "gateway.prefill_keeps"),
