@@ -4,6 +4,7 @@ It runs on threads of its own, so that it can serve engines that outlive a test'
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvplane.api.engine.v1 import engine_pb2, engine_pb2_grpc
 from kvplane.api.lease.v1 import lease_pb2
+from kvplane_services.clock import SystemClock
 
 
 def duration(seconds: float) -> Duration:
@@ -35,11 +37,14 @@ class RecordingPlane(engine_pb2_grpc.EngineServiceServicer):
         self.retentions: dict[str, engine_pb2.Retention] = {}
         self.reports: dict[str, int] = {}
         self.ended: dict[str, int] = {}
+        self.ended_at: dict[str, float] = {}
+        self.ends: Counter[str] = Counter()
         self.reads: dict[str, int] = {}
         self.loads: dict[str, engine_pb2.EngineLoad] = {}
         self.deregistered: list[str] = []
         self._owners: dict[str, str] = {}
         self._epoch = 0
+        self._clock = SystemClock()
         self._changed = threading.Condition()
         self._server: Any = None
         self.port = 0
@@ -162,6 +167,8 @@ class RecordingPlane(engine_pb2_grpc.EngineServiceServicer):
         for end in frame.ended:
             self.retentions.pop(end.retention_id, None)
             self.ended[end.retention_id] = end.reason
+            self.ended_at[end.retention_id] = self._clock.now()
+            self.ends[end.retention_id] += 1
 
     def _directives(self, engine: str) -> Iterator[engine_pb2.LeaseDirective]:
         for name, one in self.retentions.items():

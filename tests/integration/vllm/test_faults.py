@@ -1,17 +1,29 @@
 """Two real vLLM engines, and what may go wrong between them."""
 
 import dataclasses
+import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from kvplane_services.local.engines import EnginePair, prefill_and_decode
 from tests.integration.vllm.test_reuse import continued, handle_of, new_session, opening
+from tests.support.programs import wait_until
 from tests.support.recording_plane import RecordingPlane
-from tests.support.vllm_engines import engine_python, recomputed, started, transferred, turn
+from tests.support.vllm_engines import (
+    Messages,
+    ask,
+    engine_python,
+    metric,
+    recomputed,
+    started,
+    transferred,
+    turn,
+)
 
 # Sends a side channel what it cannot read, then asks for its metadata as a peer would.
 PROBE = """
@@ -65,30 +77,68 @@ def test_an_owner_that_is_not_there_costs_a_recompute(
     assert time.monotonic() - started_at < 12
 
 
-@pytest.fixture
-def doomed(pair: EnginePair, plane: RecordingPlane, tmp_path: Path) -> Iterator[EnginePair]:
-    """The pair's prefill engine with a decode engine that may be killed."""
+@pytest.fixture(scope="module")
+def doomed(
+    pair: EnginePair, plane: RecordingPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EnginePair]:
+    """The pair's prefill engine with a decode engine that may be frozen, and killed at last."""
     _, options = prefill_and_decode(model_dir=pair.decode.options.model_dir, plane=plane.target)
-    with started([dataclasses.replace(options, name="decode-1")], tmp_path) as (decode,):
+    logs = tmp_path_factory.mktemp("doomed")
+    with started([dataclasses.replace(options, name="decode-1")], logs) as (decode,):
         yield EnginePair(pair.prefill, decode)
+
+
+def third_turn(plane: RecordingPlane, doomed: EnginePair) -> tuple[Messages, Mapping[str, Any]]:
+    """Messages whose history the doomed engine holds, which prefill has read from before."""
+    session = new_session()
+    first = turn(doomed, session, opening(session))
+    messages = continued(opening(session), first)
+    second = turn(doomed, session, messages, handle=handle_of(plane, session))
+    return continued(messages, second), handle_of(plane, session, 2)
+
+
+def test_a_frozen_owner_holds_up_nobody_else(
+    plane: RecordingPlane, pair: EnginePair, doomed: EnginePair
+) -> None:
+    """While a read waits for a frozen engine prefill serves others, and the same turn computed."""
+    messages, handle = third_turn(plane, doomed)
+    reference = recomputed(pair, messages)
+    other = opening(new_session())
+    expected = recomputed(pair, other)
+    with ThreadPoolExecutor(1) as waiting:
+        doomed.decode.process.send(signal.SIGSTOP)
+        try:
+            # What the gateway does: gives up, and comes again without the handle.
+            given_up = waiting.submit(
+                ask, pair.prefill, messages, params=handle, max_tokens=1, seconds=3
+            )
+            meanwhile = turn(pair, new_session(), other)
+            assert not given_up.done()
+            assert isinstance(given_up.exception(timeout=20), TimeoutError)
+            again = turn(pair, new_session(), messages)
+        finally:
+            doomed.decode.process.send(signal.SIGCONT)
+
+    assert meanwhile.token_ids == expected.token_ids
+    assert again.token_ids == reference.token_ids
+    wait_until(
+        lambda: metric(pair.prefill, "vllm:num_requests_waiting") == 0,
+        seconds=20,
+        what="prefill is rid of what waited",
+    )
 
 
 def test_an_owner_that_died_costs_a_recompute(
     plane: RecordingPlane, pair: EnginePair, doomed: EnginePair
 ) -> None:
     """Prefill recomputes at once when the engine that it wants to read from is gone."""
-    session = new_session()
-    first = turn(doomed, session, opening(session))
-    messages = continued(opening(session), first)
-    second = turn(doomed, session, messages, handle=handle_of(plane, session))
-    handle = handle_of(plane, session, 2)
-    messages = continued(messages, second)
+    messages, handle = third_turn(plane, doomed)
     reference = recomputed(pair, messages)
     before = transferred(pair.prefill)
     doomed.decode.process.kill()
     started_at = time.monotonic()
 
-    third = turn(pair, session, messages, handle=handle)
+    third = turn(pair, new_session(), messages, handle=handle)
 
     assert transferred(pair.prefill) == before
     assert third.token_ids == reference.token_ids

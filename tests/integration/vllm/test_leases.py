@@ -1,7 +1,10 @@
 """Two real vLLM engines: how long a decode engine keeps what it retains, and what ends it."""
 
 import json
+import statistics
 import time
+
+import pytest
 
 from kvplane.api.lease.v1 import lease_pb2
 from kvplane_services.local.engines import EnginePair
@@ -26,16 +29,19 @@ def until_used(pair: EnginePair, expected: float, seconds: float) -> float:
 
 
 def test_renewals_hold_and_silence_frees(plane: RecordingPlane, pair: EnginePair) -> None:
-    """Of three retentions only the renewed one outlives its TTL; then memory is all free again."""
-    kept, silent, local = new_session(), new_session(), new_session()
+    """What is renewed outlives its TTL, the rest ends when that is over; all memory is back."""
+    kept, local, *silent = (new_session() for _ in range(5))
     plane.renews = lambda one: one.session_key.session_id == kept
     # Of requests without a mark, which vLLM keeps for minutes.
     unrelated = used(pair) - plane.loads["engines/decode-0"].retained_blocks
     started = time.monotonic()
     first = turn(pair, kept, opening(kept))
-    turn(pair, silent, opening(silent))
-    local_turn(pair, local, opening(local))
-    names = {session: plane.wait_for_session(session).retention_id for session in (silent, local)}
+    answered: dict[str, float] = {}
+    for session in (*silent, local):
+        serve = local_turn if session == local else turn
+        serve(pair, session, opening(session))
+        answered[session] = time.monotonic()
+    names = {session: plane.wait_for_session(session).retention_id for session in answered}
     name = plane.wait_for_session(kept).retention_id
 
     plane.wait(
@@ -44,7 +50,8 @@ def test_renewals_hold_and_silence_frees(plane: RecordingPlane, pair: EnginePair
         what="the unrenewed ones end",
     )
 
-    assert time.monotonic() - started >= LEASE_TTL
+    lasted = [plane.ended_at[name] - answered[session] for session, name in names.items()]
+    assert statistics.median(lasted) == pytest.approx(LEASE_TTL, abs=0.2)
     assert {plane.ended[one] for one in names.values()} == {lease_pb2.END_REASON_EXPIRED}
     while time.monotonic() - started < LEASE_TTL * 1.25:
         time.sleep(0.1)
@@ -98,6 +105,24 @@ def test_engines_serve_on_without_the_plane(plane: RecordingPlane, pair: EngineP
     assert name in reported
     assert plane.retentions[name].lease == f"leases/{name}"
     assert len(plane.registrations) == registered
+
+
+def test_memory_comes_back_without_the_plane(plane: RecordingPlane, pair: EnginePair) -> None:
+    """While the plane is away what engines retain, local turns too, ends within one TTL."""
+    session, local = new_session(), new_session()
+    unrelated = used(pair) - plane.loads["engines/decode-0"].retained_blocks
+    turn(pair, session, opening(session))
+    local_turn(pair, local, opening(local))
+    names = {plane.wait_for_session(one).retention_id for one in (session, local)}
+    plane.stop()
+    try:
+        assert used(pair) > unrelated
+        # The engine may be in the middle of what the plane's last answer told it.
+        assert until_used(pair, unrelated, LEASE_TTL + 2) == unrelated
+    finally:
+        plane.start()
+    plane.wait(lambda: names <= set(plane.ended), seconds=15, what="the plane hears of it")
+    assert {plane.ended[one] for one in names} == {lease_pb2.END_REASON_EXPIRED}
 
 
 def test_the_engines_load_is_reported(plane: RecordingPlane, pair: EnginePair) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from kvplane.api.lease.v1 import lease_pb2
 from kvplane.transfer_params import KEY, LOCAL_ONLY, PREFILL_ONLY, TurnMark, decode_proof
 from kvplane_services.local.engines import EnginePair
 from tests.support.recording_plane import RecordingPlane
@@ -165,7 +166,9 @@ def test_nothing_is_read_without_proof_or_fence(plane: RecordingPlane, pair: Eng
     assert [one.token_ids for one in replies] == [reference.token_ids] * 2
 
 
-def test_forks_read_the_same_retention(plane: RecordingPlane, pair: EnginePair) -> None:
+def test_forty_forks_read_one_retention_and_free_it_once(
+    plane: RecordingPlane, pair: EnginePair
+) -> None:
     """A read consumes nothing: forks read one after the other and at once, and are counted."""
     session = new_session()
     first = turn(pair, session, opening(session))
@@ -173,22 +176,29 @@ def test_forks_read_the_same_retention(plane: RecordingPlane, pair: EnginePair) 
     name = handle["remote_request_id"]
 
     def fork(messages: Messages) -> Reply:
-        # With the newest handle, as a router would: a handle can be read for a few seconds only.
-        return turn(pair, new_session(), messages, handle=handle_of(plane, session))
+        # With the newest handle, as a router would.
+        newest = handle_of(plane, session)
+        return turn(pair, new_session(), messages, handle=newest, max_tokens=4)
 
-    forks = [continued(opening(session), first, f"Go on with option {n}.") for n in range(5)]
-    references = [recomputed(pair, one) for one in forks]
+    forks = [continued(opening(session), first, f"Go on with option {n}.") for n in range(40)]
     before = transferred(pair.prefill)
 
     replies = [fork(one) for one in forks[:2]]
-    with ThreadPoolExecutor(3) as at_once:
+    with ThreadPoolExecutor(4) as at_once:
         replies += at_once.map(fork, forks[2:])
 
-    assert [one.token_ids for one in replies] == [one.token_ids for one in references]
-    assert transferred(pair.prefill) - before == 5 * handle["remote_num_tokens"]
-    plane.wait(lambda: plane.reads.get(name) == 5, seconds=5, what="5 reads reported")
+    assert transferred(pair.prefill) - before == 40 * handle["remote_num_tokens"]
+    plane.wait(lambda: plane.reads.get(name) == 40, seconds=5, what="40 reads reported")
     assert name in plane.retentions
     assert metric(pair.decode, "vllm:nixl_num_notifications_after_expiry_total") == 0
+
+    plane.releases[name] = lease_pb2.END_REASON_RELEASED
+    with ThreadPoolExecutor(4) as at_once:
+        references = list(at_once.map(lambda one: recomputed(pair, one, max_tokens=4), forks))
+    plane.wait(lambda: name in plane.ended, seconds=plane.lease_ttl + 3, what="the release")
+
+    assert [one.token_ids for one in replies] == [one.token_ids for one in references]
+    assert (plane.ended[name], plane.ends[name]) == (lease_pb2.END_REASON_RELEASED, 1)
 
 
 def test_a_local_turn_is_retained_and_can_be_read(plane: RecordingPlane, pair: EnginePair) -> None:
