@@ -11,8 +11,10 @@ endif
 TORCH_INDEX_URL ?=
 # What `make demo` runs on: vllm (real engines) or sim (simulated ones).
 ENGINE ?= vllm
-# File that `make demo` writes its table to.
+# File that `make demo` writes its table to, and `make interleavings` its figures.
 JSON ?=
+# Rounds of `make interleavings`.
+ROUNDS ?= 1000
 # More arguments for pytest.
 PYTEST_ARGS ?=
 
@@ -30,7 +32,8 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo "Settings: ENGINE=vllm|sim JSON=FILE (demo), PYTEST_ARGS=... (test, test-fast),"
+	@echo "Settings: ENGINE=vllm|sim JSON=FILE (demo), ROUNDS=1000 JSON=FILE (interleavings),"
+	@echo "          PYTEST_ARGS=... (test, test-fast),"
 	@echo "          PYTHON=/path/to/python3.12, TORCH_INDEX_URL=https://... (PyTorch's CPU wheels)"
 
 # -- What users run -------------------------------------------------------------------------------
@@ -56,6 +59,10 @@ test: dev-env codegen-env etcd-env engine-env ## Run every check and every test,
 .PHONY: test-fast
 test-fast: dev-env codegen-env etcd-env ## Run the unit and contract tests, without vLLM
 	@$(BIN)/pytest tests/unit tests/contract -m "not vllm" $(PYTEST_ARGS)
+
+.PHONY: interleavings
+interleavings: dev-env engine-env ## Read what is given away meanwhile, ROUNDS times by cma and by tcp, and check each answer
+	@$(BIN)/python -m tests.interleavings --rounds $(ROUNDS) $(if $(JSON),--json "$(JSON)")
 
 .PHONY: check
 check: dev-env codegen-env ## Lint, formats, types, import direction, contracts, drift of generated and lock files

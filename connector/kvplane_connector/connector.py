@@ -17,6 +17,7 @@ from kvplane_connector.engine_facts import gather_facts
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.nixl_progress import progress_thread
 from kvplane_connector.plane_link import PlaneLink
+from kvplane_connector.read_stats import ReadMetrics, ReadStats
 from kvplane_connector.retentions import RetentionLedger
 from kvplane_connector.scheduler import KvplaneScheduler
 from kvplane_connector.settings import Settings, SettingsError, read_settings
@@ -58,7 +59,12 @@ class KvplaneConnector(NixlPullConnector):
                 enabled=settings.progress_thread,
                 delay_us=settings.progress_delay_us,
             ):
-                self._worker = KvplaneWorker(vllm_config, self.engine_id, kv_cache_config)
+                self._worker = KvplaneWorker(
+                    vllm_config,
+                    self.engine_id,
+                    kv_cache_config,
+                    validate=settings.validate_reads,
+                )
             self.connector_worker = self._worker
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
@@ -68,6 +74,18 @@ class KvplaneConnector(NixlPullConnector):
     def build_connector_worker_meta(self) -> StepNews | None:
         """See vLLM."""
         return self._worker.take_news() if self._worker is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ReadStats:
+        """See vLLM."""
+        return ReadStats(data=data) if data is not None else ReadStats()
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
+    ) -> ReadMetrics:
+        """See vLLM."""
+        return ReadMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def _build_scheduler(
         self, vllm_config: Any, kv_cache_config: Any, settings: Settings

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvplane.client.retention import Directive, EngineLoad, Report
 from kvplane_connector.addresses import side_channel_trouble, until_open
@@ -95,7 +95,14 @@ class PlaneLink:
         self._stopping = threading.Event()
         self._close: Callable[[], object] | None = None
 
-    def start(self, *, nixl_host: str, nixl_port: int, compatibility_hash: str) -> None:
+    def start(
+        self,
+        *,
+        nixl_host: str,
+        nixl_port: int,
+        compatibility_hash: str,
+        validated_reads: bool = False,
+    ) -> None:
         """Starts the thread; a second call does nothing. Never waits."""
         if self._thread is not None:
             return
@@ -103,7 +110,12 @@ class PlaneLink:
             _log.warning("%s", trouble)
         self._thread = threading.Thread(
             target=self._run,
-            args=(nixl_host, nixl_port, compatibility_hash),
+            kwargs={
+                "nixl_host": nixl_host,
+                "nixl_port": nixl_port,
+                "compatibility_hash": compatibility_hash,
+                "validated_reads": validated_reads,
+            },
             name="kvplane-link",
             daemon=True,
         )
@@ -124,16 +136,16 @@ class PlaneLink:
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
 
-    def _run(self, nixl_host: str, nixl_port: int, compatibility_hash: str) -> None:
+    def _run(self, **known: Any) -> None:
         while not self._stopping.is_set():
             try:
-                asyncio.run(self._serve(nixl_host, nixl_port, compatibility_hash))
+                asyncio.run(self._serve(**known))
             except Exception:  # noqa: BLE001 - the outermost boundary of this thread
                 # What a report cannot carry is over with its retention; until then others wait.
                 _log.exception("the link to the plane at %s failed, and is made anew", self._target)
                 self._stopping.wait(self._pause_after_failure)
 
-    async def _serve(self, nixl_host: str, nixl_port: int, compatibility_hash: str) -> None:
+    async def _serve(self, **known: Any) -> None:
         from kvplane.client import EngineLink, FencedError  # noqa: PLC0415 - see the module's head
         from kvplane_connector.registration import engine_message  # noqa: PLC0415 - as above
 
@@ -149,13 +161,7 @@ class PlaneLink:
         link = EngineLink(
             target=self._target,
             engine_id=self._facts.engine_id,
-            engine=engine_message(
-                self._facts,
-                nixl_host=nixl_host,
-                nixl_port=nixl_port,
-                total_blocks=self._load.total_blocks,
-                compatibility_hash=compatibility_hash,
-            ),
+            engine=engine_message(self._facts, total_blocks=self._load.total_blocks, **known),
             source=LinkSource(self._ledger, self._load),
             clock=clock,
             on_registered=self._registered,

@@ -17,6 +17,7 @@ def engine_message(
     nixl_port: int,
     total_blocks: int,
     compatibility_hash: str,
+    validated_reads: bool,
 ) -> engine_pb2.Engine:
     """What to register: the engine's facts, and what is known once its workers are set up."""
     return engine_pb2.Engine(
@@ -37,6 +38,7 @@ def engine_message(
             vllm_version=facts.vllm_version,
             nixl_version=facts.nixl_version,
             nixl_connector_version=facts.nixl_connector_version,
+            validated_reads=validated_reads,
         ),
         data_parallel_rank=facts.data_parallel_rank,
         data_parallel_size=facts.data_parallel_size,

@@ -4,13 +4,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvplane.transfer_params import KEY, TurnMark, decode_proof
+from kvplane.transfer_params import KEY, WORD_KEY, TurnMark, Word, decode_proof
 from kvplane_connector.engine_facts import compatibility_hash
+from kvplane_connector.generation_words import WordSlots, tables_of
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.prefix_check import Cut, Outcome, cut_handle
 from kvplane_connector.read_fence import read_expiry
 from kvplane_connector.request_context import context_for, is_provable
-from kvplane_connector.retentions import RetainedTurn, RetentionLedger
+from kvplane_connector.retentions import NO_EXPIRY, RetainedTurn, RetentionLedger
 from kvplane_connector.side_channel import listen_on
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
 from kvplane_connector.turn_marks import usable_mark
@@ -63,15 +64,21 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         self._load = load
         self._link = link
         self._keep: set[str] = set()
+        self._slots: WordSlots | None = None
+        self._lacked_word = False
+        self._reads: dict[str, Word] = {}
 
     def set_xfer_handshake_metadata(self, metadata: Mapping[Any, Any]) -> None:
         """The workers are set up and the side channel listens: now others may hear of us."""
+        if tables := tables_of(metadata):
+            self._slots = WordSlots(tables)
         super().set_xfer_handshake_metadata(metadata)
         if self._link is not None:
             self._link.start(
                 nixl_host=self.side_channel_host,
                 nixl_port=self.side_channel_port,
                 compatibility_hash=compatibility_hash(metadata),
+                validated_reads=self._slots is not None,
             )
 
     def on_new_request(self, request: Any) -> None:
@@ -105,6 +112,8 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         self._load.placed(request.request_id)
         params = request.kv_transfer_params
         if params:
+            if num_external_tokens > 0 and (word := Word.decode(params)) is not None:
+                self._reads[request.request_id] = word
             if self.is_bidirectional_kv_xfer_enabled:
                 # vLLM leaves out turns served from the engine's own cache; their blocks
                 # would then have no expiry and stay for good.
@@ -123,10 +132,14 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         self._load.scheduled(len(scheduler_output.num_scheduled_tokens))
         deadlines = self._ledger.take_orders()
         release = self._ledger.take_releases()
-        if deadlines or release or self._keep:
-            orders = StepOrders(keep=self._keep, deadlines=deadlines, release=release)
+        slots = self._slots.take_news() if self._slots is not None else {}
+        if deadlines or release or slots or self._keep or self._reads:
+            words = {name: word for name, word in self._reads.items() if name in meta.reqs_to_recv}
+            orders = StepOrders(
+                keep=self._keep, deadlines=deadlines, release=release, slots=slots, words=words
+            )
             setattr(meta, ATTRIBUTE, orders)
-            self._keep = set()
+            self._keep, self._reads = set(), {}
         return meta
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -140,6 +153,8 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
             changed = self._ledger.confirm(news.applied) or bool(news.reads)
         for name in connector_output.finished_sending or ():
             changed = self._ledger.end(name) or changed
+            if self._slots is not None:
+                self._slots.end(name)
         if changed:
             self._notify()
 
@@ -189,12 +204,30 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Keeps a prompt's blocks for the decode leg, and says until when: vLLM does not.
 
-        The decode engine's heartbeats can only keep them longer.
+        The decode engine's heartbeats can only keep them longer. Who validates goes by the word
+        and reads them however late; nothing else gives them up before their expiry.
         """
         staged, handle = super().request_finished(request, block_ids)
         if staged and handle is not None:
             handle[_EXPIRY] = self._reqs_need_send[request.request_id]
+            self._add_word(request.request_id, handle)
         return staged, handle
+
+    def _add_word(self, name: str, handle: dict[str, Any]) -> bool:
+        """Puts a word into the handle of blocks that stay; False if there is none to be had."""
+        if self._slots is None:
+            return False
+        if (word := self._slots.take(name)) is None:
+            if not self._lacked_word:
+                self._lacked_word = True
+                _log.warning(
+                    "No generation word is free: reads of %s, and of others to come in such a "
+                    "moment, are fenced by their expiry.",
+                    name,
+                )
+            return False
+        handle[WORD_KEY] = word.encode()
+        return True
 
     def _retain(
         self,
@@ -212,6 +245,9 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
                 request.request_id[:_LONGEST_ID],
             )
             return
+        deadline = handle[_EXPIRY]
+        if has_word := self._add_word(request.request_id, handle):
+            handle[_EXPIRY] = NO_EXPIRY
         turn = RetainedTurn(
             retention_id=request.request_id,
             mark=mark,
@@ -221,7 +257,8 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
             block_ids=frozenset().union(*block_ids) - {0},
             block_size=self.block_size,
             kv_transfer_params=dict(handle),
-            expiry=handle[_EXPIRY],
+            expiry=deadline,
+            has_word=has_word,
         )
         self._ledger.begin(turn)
         self._notify()

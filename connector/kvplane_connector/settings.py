@@ -42,6 +42,10 @@ class Settings:
             has nothing to do does not serve reads.
         progress_delay_us: Microseconds that the progress thread sleeps between polls; 0 polls
             without a pause, on one whole core.
+        validate_reads: Whether reads of other engines are validated by generation words, and this
+            engine has such words for what it keeps. Else, and where words cannot be had, reads
+            are fenced by expiries. To be the same on all engines: one that does not validate
+            reads no retention of one that does.
         labels: Free for operators, for example {"zone": "a"}.
 
     """
@@ -55,6 +59,7 @@ class Settings:
     max_lease_ttl: float = 3600.0
     progress_thread: bool = True
     progress_delay_us: int = 1000
+    validate_reads: bool = True
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def clamp_ttl(self, ttl: float) -> float:
@@ -163,5 +168,6 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "max_lease_ttl": _number,
     "progress_thread": _flag,
     "progress_delay_us": _whole_number,
+    "validate_reads": _flag,
     "labels": _labels,
 }

@@ -4,10 +4,23 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from kvplane_connector.vllm_names import KVConnectorWorkerMetadata
+from kvplane.transfer_params import Word
+from kvplane_connector.vllm_names import KVConnectorWorkerMetadata, NixlHandshakePayload
 
 # The attribute of vLLM's step metadata under which `StepOrders` travel.
 ATTRIBUTE = "kvplane"
+
+
+@dataclass
+class WordsPayload(NixlHandshakePayload):
+    """vLLM's handshake message of a rank; readers that do not know what is added drop it.
+
+    Attributes:
+        kvplane_words: Address and start of the rank's generation words.
+
+    """
+
+    kvplane_words: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +32,16 @@ class StepOrders:
             scheduled, so that no reader can be earlier.
         deadlines: New times to free retentions at, in the scheduler's clock.
         release: Retentions to free in this very step; those that have ended are ignored.
+        slots: Slots of the generation words of requests that finished and whose blocks stay.
+        words: Of requests that begin to read: where to find if the owner kept the blocks.
 
     """
 
     keep: AbstractSet[str] = frozenset()
     deadlines: Mapping[str, float] = field(default_factory=dict[str, float])
     release: AbstractSet[str] = frozenset()
+    slots: Mapping[str, int] = field(default_factory=dict[str, int])
+    words: Mapping[str, Word] = field(default_factory=dict[str, Word])
 
 
 @dataclass(slots=True)

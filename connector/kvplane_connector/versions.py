@@ -11,6 +11,10 @@ from typing import Any
 
 OLDEST = (0, 26)
 
+# What reads of a word after a read rest on, since 0.30: notices that wait for the end of a read,
+# and one place where the ends of retentions are told; see worker.py.
+_VALIDATION = ("get_transfer_results", "_read_blocks", "_send_pending_recv_notifs")
+
 # What vLLM asks about a read before it and after it; see worker.py.
 _FENCE = ("_is_turn2_read_expired", "_pop_done_transfers", "_nixl_handshake")
 
@@ -50,15 +54,20 @@ def require_fence(worker_class: type, version: str) -> None:
         )
 
 
-def require_failures_told(worker: Any) -> None:
-    """Returns if the scheduler hears of reads that this worker calls failed.
+def can_validate(worker_class: type) -> bool:
+    """Whether reads can be validated with the worker of this vLLM, and not only fenced."""
+    return all(hasattr(worker_class, name) for name in _VALIDATION)
+
+
+def require_failures_told(worker: Any, worker_class: type) -> None:
+    """Returns if the scheduler hears of reads that this worker of vLLM's class calls failed.
 
     Raises:
         UnsupportedVllmError: It would take them for good ones, as vLLM before 0.30 does with a
             model that has several kinds of KV cache.
 
     """
-    tells_by_name = hasattr(worker, "get_transfer_results")
+    tells_by_name = hasattr(worker_class, "get_transfer_results")
     if getattr(worker, "_is_hma_required", False) and not tells_by_name:
         raise UnsupportedVllmError(
             "KvplaneConnector needs vLLM 0.30 or later for models with several kinds of KV cache "

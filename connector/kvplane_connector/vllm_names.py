@@ -25,9 +25,36 @@ if TYPE_CHECKING:
     class KVConnectorWorkerMetadata:
         """What workers tell the scheduler after a step."""
 
+    class NixlHandshakePayload:
+        """What a rank tells other engines at first contact."""
+
+    class NixlKVConnectorStats:
+        """What a worker counted since it reported last, by name of the count."""
+
+        data: dict[str, list[Any]]
+
+        def __init__(self, data: dict[str, list[Any]] = ...) -> None: ...
+        def reset(self) -> None: ...
+        def is_empty(self) -> bool: ...
+        def reduce(self) -> dict[str, int | float]: ...
+        def record_kv_expired_req(self) -> None: ...
+
+    class NixlPromMetrics:
+        """Where the stats of all workers become Prometheus metrics."""
+
+        _counter_cls: Any
+        _histogram_cls: Any
+        per_engine_labelvalues: dict[int, list[object]]
+
+        def __init__(
+            self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
+        ) -> None: ...
+        def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None: ...
+
     class NixlConnectorMetadata:
         """What the scheduler tells workers before a step. `scheduler_clock` is its perf_counter."""
 
+        reqs_to_recv: dict[str, Any]
         reqs_in_batch: set[str]
         reqs_not_processed: set[str]
         scheduler_clock: float
@@ -65,7 +92,14 @@ if TYPE_CHECKING:
         """The worker's half of vLLM's pull connector."""
 
         nixl_wrapper: Any
+        nixl_backends: list[str]
         xfer_stats: Any
+        xfer_handshake_metadata: NixlHandshakePayload | None
+        dst_xfer_side_handles: dict[str, dict[Any, Any]]
+        _registered_descs: list[Any]
+        _remote_agents: dict[str, dict[tuple[int, int], str]]
+        _recv_failures: set[str]
+        _pending_recv_notifs: dict[str, list[tuple[str, bytes]]]
         _reqs_to_send: dict[str, float]
         _reqs_to_process: set[str]
         consumer_notification_counts_by_req: dict[str, int]
@@ -74,14 +108,20 @@ if TYPE_CHECKING:
         _engine_clock_offset: dict[str, float]
 
         def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None: ...
+        def register_kv_caches(self, kv_caches: dict[str, Any]) -> None: ...
         def start_load_kv(self, metadata: NixlConnectorMetadata) -> None: ...
+        def get_transfer_results(self) -> Any: ...
+        def shutdown(self) -> None: ...
+        def _read_blocks(self, *args: Any, **kwargs: Any) -> Any: ...
         def _get_new_notifs(self) -> set[str]: ...
         def _nixl_handshake(self, *args: Any, **kwargs: Any) -> tuple[dict[Any, str], float]: ...
         def _is_turn2_read_expired(self, meta: Any) -> bool: ...
         def _pop_done_transfers(
             self, transfers: dict[str, list[int]]
         ) -> tuple[set[str], set[str]] | set[str]: ...
-        def _handle_failed_transfer(self, req_id: str, handle: int | None) -> None: ...
+        def _handle_failed_transfer(
+            self, req_id: str, handle: int | None, failed_req_ids: set[str] | None = None
+        ) -> Any: ...
 
     class NixlBaseConnector:
         """What vLLM's NIXL connectors have in common: they forward to their halves."""
@@ -93,6 +133,7 @@ if TYPE_CHECKING:
         def __init__(
             self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any
         ) -> None: ...
+        def register_kv_caches(self, kv_caches: dict[str, Any]) -> None: ...
 
     class NixlPullConnector(NixlBaseConnector):
         """vLLM's pull connector; its constructor builds vLLM's own halves."""
@@ -126,12 +167,17 @@ else:
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
         NIXL_CONNECTOR_VERSION,
         NixlConnectorMetadata,
+        NixlHandshakePayload,
     )
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
         NixlPullConnectorScheduler,
     )
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import (
         NixlPullConnectorWorker,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import (
+        NixlKVConnectorStats,
+        NixlPromMetrics,
     )
 
     require_fence(NixlPullConnectorWorker, VLLM_VERSION)
@@ -151,6 +197,9 @@ __all__ = [
     "KVConnectorRole",
     "KVConnectorWorkerMetadata",
     "NixlConnectorMetadata",
+    "NixlHandshakePayload",
+    "NixlKVConnectorStats",
+    "NixlPromMetrics",
     "NixlPullConnector",
     "NixlPullConnectorScheduler",
     "NixlPullConnectorWorker",

@@ -1,15 +1,26 @@
-"""The worker's half: keeps retentions as long as promised, and reads only what others keep."""
+"""The worker's half: keeps retentions as long as promised, and uses only what others kept."""
 
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from kvplane.transfer_params import Word
 from kvplane_connector.clock import EngineClock
+from kvplane_connector.generation_words import (
+    BACKENDS,
+    SLOTS,
+    WORD_BYTES,
+    WordMemory,
+    WordTable,
+)
 from kvplane_connector.read_fence import ReadFence, widest_offset
-from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
-from kvplane_connector.versions import reaps_in_order, require_failures_told
+from kvplane_connector.read_stats import ReadStats
+from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders, WordsPayload
+from kvplane_connector.validated_reads import LANDING_WORDS, Source, ValidatedReads, Verdict
+from kvplane_connector.versions import can_validate, reaps_in_order, require_failures_told
 from kvplane_connector.vllm_names import (
     NixlConnectorMetadata,
     NixlPullConnectorWorker,
@@ -17,13 +28,34 @@ from kvplane_connector.vllm_names import (
 
 _log = logging.getLogger(__name__)
 
+# The attribute of what vLLM knows of a read's owner under which the owner's word stands.
+_WORD = "kvplane_word"
+
 
 class KvplaneWorker(NixlPullConnectorWorker):
-    """vLLM's pull worker, with leases. Runs in vLLM's step loop, on every rank."""
+    """vLLM's pull worker, with leases. Runs in vLLM's step loop, on every rank.
 
-    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+    Args:
+        vllm_config: vLLM's.
+        engine_id: vLLM's id of this process.
+        kv_cache_config: vLLM's.
+        validate: Whether to validate reads by generation words, where that is possible.
+
+    """
+
+    # For a shutdown of what was never set up.
+    _words: WordTable | None = None
+    _reads: ValidatedReads | None = None
+
+    def __init__(
+        self, vllm_config: Any, engine_id: str, kv_cache_config: Any, *, validate: bool = True
+    ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
-        require_failures_told(self)
+        require_failures_told(self, NixlPullConnectorWorker)
+        self.xfer_stats = ReadStats()
+        self._validate = validate
+        # Whose data is being asked for at this moment, and where its word is.
+        self._asking: tuple[str, Word, Source] | None = None
         self._clock = EngineClock()
         self._fence = ReadFence(clock=self._clock, ahead=self._engine_clock_offset)
         self._kept: set[str] = set()
@@ -36,11 +68,31 @@ class KvplaneWorker(NixlPullConnectorWorker):
         self._all_notifs = self.nixl_wrapper.get_new_notifs
         self.nixl_wrapper.get_new_notifs = self._notifs_for_vllm
 
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """See vLLM. The words are registered first: vLLM then tells others of all that is."""
+        if self._validate:
+            self._register_words()
+        else:
+            _log.info("Reads are fenced by expiries: the setting validate_reads is off.")
+        super().register_kv_caches(kv_caches)
+        told = self.xfer_handshake_metadata
+        if self._words is not None and told is not None:
+            fields: Any = told
+            self.xfer_handshake_metadata = WordsPayload(
+                **{one.name: getattr(told, one.name) for one in dataclasses.fields(fields)},
+                kvplane_words=(self._words.address, self._words.start),
+            )
+
     def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
         """See vLLM. Carries out what the scheduler ordered."""
         orders = getattr(metadata, ATTRIBUTE, None)
         if isinstance(orders, StepOrders):
             self._kept |= orders.keep
+            if self._words is not None and orders.slots:
+                # Before anything is read into blocks that one of these may have given up.
+                self._words.begin(orders.slots)
+            for name, word in orders.words.items():
+                setattr(metadata.reqs_to_recv[name].remote, _WORD, word)
         super().start_load_kv(metadata)
         if isinstance(orders, StepOrders) and orders.deadlines:
             self._set_deadlines(orders.deadlines, metadata.scheduler_clock)
@@ -55,6 +107,26 @@ class KvplaneWorker(NixlPullConnectorWorker):
         news, self._news = self._news, None
         return news
 
+    def get_transfer_results(self) -> Any:
+        """See vLLM. All ends of retentions pass here, and their words change before they go on."""
+        results = super().get_transfer_results()
+        if self._words is not None and results.finished_sending:
+            self._words.end(results.finished_sending)
+        if self._reads is not None and results.failed_recving:
+            for name in results.failed_recving:
+                self._reads.forget(name)
+        return results
+
+    def shutdown(self) -> None:
+        """See vLLM. What readers still read is nobody's from here on."""
+        if self._words is not None:
+            self._words.end_all()
+            self._words = None
+        if self._reads is not None:
+            self._reads.close()
+            self._reads = None
+        super().shutdown()
+
     def _nixl_handshake(self, *args: Any, **kwargs: Any) -> tuple[dict[Any, str], float]:
         """See vLLM. What it takes for the difference of the clocks is off by what it took."""
         started = self._clock.now()
@@ -63,12 +135,30 @@ class KvplaneWorker(NixlPullConnectorWorker):
 
     def _is_turn2_read_expired(self, meta: Any) -> bool:
         """See vLLM, which asks this before any read and, for itself, trusts one without expiry."""
-        return not self._fence.may_begin(meta)
+        if self._word_of(meta) is not None or self._fence.may_begin(meta):
+            return False
+        self.xfer_stats.record_declined()
+        return True
+
+    def _read_blocks(self, *args: Any, **kwargs: Any) -> Any:
+        """See vLLM, which names everything. Of a read with a word it is noted what it reads."""
+        if self._reads is None:
+            return super()._read_blocks(*args, **kwargs)
+        name, owner = kwargs["request_id"], kwargs["dst_engine_id"]
+        word = self._word_of(self._recving_metadata.get(name))
+        if word is None:
+            return super()._read_blocks(*args, **kwargs)
+        rank = kwargs["read_spec"].remote_rank
+        self._asking = name, word, Source(owner, rank, self._remote_agents[owner][0, rank])
+        try:
+            return super()._read_blocks(*args, **kwargs)
+        finally:
+            self._asking = None
 
     def _pop_done_transfers(
         self, transfers: dict[str, list[int]]
     ) -> tuple[set[str], set[str]] | set[str]:
-        """See vLLM. A read that ended too late has failed: nobody may use or share its blocks."""
+        """See vLLM. What was not kept until it was read has failed: nobody may use or share it."""
         popped = super()._pop_done_transfers(transfers)
         if isinstance(popped, set):
             # vLLM before 0.30 hears of failures by a call for each.
@@ -76,15 +166,45 @@ class KvplaneWorker(NixlPullConnectorWorker):
                 self._handle_failed_transfer(name, None)
             return popped
         done, failed = popped
+        if self._reads is not None and self._reads.names:
+            for name in self._reads.names & done:
+                self._look_at(self._reads, name, transfers, done, failed)
         return done, failed | self._ended_late(done - failed)
+
+    def _look_at(
+        self,
+        reads: ValidatedReads,
+        name: str,
+        transfers: dict[str, list[int]],
+        done: set[str],
+        failed: set[str],
+    ) -> None:
+        """Validates a read whose transfers are over, and corrects vLLM's account of it."""
+        if name in failed or name in self._recv_failures:
+            reads.forget(name)
+            return
+        verdict = reads.check(name, transfers)
+        if name in transfers:
+            done.discard(name)
+        if verdict is Verdict.BROKEN:
+            self._handle_failed_transfer(name, None, failed)
+        elif verdict is not Verdict.PENDING:
+            accepted = verdict is Verdict.ACCEPTED
+            self.xfer_stats.record_validation(accepted=accepted, seconds=reads.seconds)
+            if not accepted:
+                failed.add(name)
+                _log.warning("Refusing what was read for %s: %s.", name, verdict.value)
 
     def _ended_late(self, names: AbstractSet[str]) -> set[str]:
         late: set[str] = set()
         for name in names:
             meta = self._recving_metadata.get(name)
-            if meta is not None and not self._fence.ended_in_time(meta):
+            if meta is None or self._word_of(meta) is not None:
+                continue
+            if not self._fence.ended_in_time(meta):
                 late.add(name)
                 self.xfer_stats.record_kv_expired_req()
+                self.xfer_stats.record_late()
                 _log.warning(
                     "Refusing what was read for %s from engine %s: it may have been given away "
                     "before the read ended.",
@@ -137,6 +257,64 @@ class KvplaneWorker(NixlPullConnectorWorker):
                 news.applied[name] = deadline
         if self._in_order:
             self._reqs_to_send = dict(sorted(self._reqs_to_send.items(), key=lambda one: one[1]))
+
+    def _register_words(self) -> None:
+        """Makes words for what this engine keeps, and a place for those that it reads."""
+        nixl = self.nixl_wrapper
+        if not can_validate(NixlPullConnectorWorker):
+            _log.warning("Reads are fenced by expiries: validating them needs vLLM 0.30 or later.")
+            return
+        if others := sorted(set(self.nixl_backends) - BACKENDS):
+            _log.warning(
+                "Reads are fenced by expiries: it is not known whether those of the NIXL backend "
+                "%s can be validated.",
+                ", ".join(others),
+            )
+            return
+        # As long as NIXL knows of it, others can read it.
+        memory = self._word_memory = WordMemory(SLOTS + LANDING_WORDS)
+        try:
+            registered = nixl.get_reg_descs(
+                [(memory.address, len(memory) * WORD_BYTES, 0, "")], "DRAM"
+            )
+            nixl.register_memory(registered, backends=self.nixl_backends)
+            self._registered_descs.append(registered)
+            self._reads = ValidatedReads(
+                nixl=nixl,
+                memory=memory,
+                first=SLOTS,
+                prepared=self.dst_xfer_side_handles,
+                clock=self._clock,
+            )
+        except Exception as error:  # noqa: BLE001 - NIXL's errors have no common class
+            _log.warning("Reads are fenced by expiries: NIXL takes no words: %r.", error)
+            return
+        self._words = WordTable(memory)
+        self._make_transfer = nixl.make_prepped_xfer
+        nixl.make_prepped_xfer = self._make_data_transfer
+
+    def _make_data_transfer(self, *args: Any, **kwargs: Any) -> Any:
+        """In the place of NIXL's own. A read with a word tells the owner after its word only.
+
+        Told with the data, as vLLM would, an owner gives up what it keeps for one read, and
+        changes the word before we have seen it.
+        """
+        if self._asking is None or self._reads is None:
+            return self._make_transfer(*args, **kwargs)
+        notice = kwargs.pop("notif_msg", b"")
+        transfer = self._make_transfer(*args, **kwargs)
+        name, word, source = self._asking
+        self._reads.began(name, word, source)
+        if notice:
+            # vLLM sends it once the read is done and good.
+            self._pending_recv_notifs.setdefault(name, []).append((source.agent, notice))
+        return transfer
+
+    def _word_of(self, meta: Any) -> Word | None:
+        if self._reads is None or meta is None:
+            return None
+        word = getattr(meta.remote, _WORD, None)
+        return word if isinstance(word, Word) else None
 
     def _notifs_for_vllm(self, *args: Any, **kwargs: Any) -> dict[str, list[bytes]]:
         notifs: dict[str, list[bytes]] = self._all_notifs(*args, **kwargs)

@@ -80,11 +80,23 @@ def started(
 
 @contextmanager
 def started_pair(
-    plane: str, folder: Path, *, extra_config: Mapping[str, Any] | None = None
+    plane: str,
+    folder: Path,
+    *,
+    extra_config: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Iterator[EnginePair]:
-    """A prefill and a decode engine on the tiny model; `extra_config` is the connector's."""
+    """A prefill and a decode engine on the tiny model.
+
+    Args:
+        plane: Address of their plane.
+        folder: Of the model and the logs.
+        extra_config: Of vLLM's own connector.
+        settings: Of kvplane's.
+
+    """
     options = [
-        dataclasses.replace(one, extra_config=extra_config or {})
+        dataclasses.replace(one, extra_config=extra_config or {}, settings=settings or {})
         for one in prefill_and_decode(model_dir=tiny_model(folder), plane=plane)
     ]
     with started(options, folder / "logs") as (prefill, decode):
@@ -103,13 +115,17 @@ def tiny_model(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer: its text, its tokens, the prompt's length, and the bytes it came in."""
+    """An answer: its text, its tokens, the prompt's length, and the bytes it came in.
+
+    `logprobs` are those of its tokens, if the request asked for them.
+    """
 
     text: str
     token_ids: list[int]
     prompt_tokens: int
     kv_transfer_params: dict[str, Any] | None = None
     raw: list[str] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
 
 
 def ask(
@@ -206,6 +222,7 @@ def _whole(answer: dict[str, Any]) -> Reply:
         token_ids=choice["token_ids"],
         prompt_tokens=answer["usage"]["prompt_tokens"],
         kv_transfer_params=answer.get("kv_transfer_params"),
+        logprobs=[one["logprob"] for one in (choice.get("logprobs") or {}).get("content") or ()],
     )
 
 

@@ -1,8 +1,10 @@
-"""What kvplane adds to vLLM's `kv_transfer_params`, under the one key `KEY`.
+"""What kvplane adds to vLLM's `kv_transfer_params`, under the keys `KEY` and `WORD_KEY`.
 
-Two messages travel there. A *turn mark* goes to the decode engine with a request and says
+Three messages travel there. A *turn mark* goes to the decode engine with a request and says
 whose turn it is; the connector reports the retention under it. A *proof* goes with a handle
-to the prefill engine and says which tokens the blocks hold.
+to the prefill engine and says which tokens the blocks hold. A *word* goes with a handle
+to either engine and says where it finds, after its read, whether the blocks were still kept;
+it has a key of its own, because a decode leg takes a turn mark and a word at once.
 
 vLLM hands unknown keys of `kv_transfer_params` to the connector untouched; stock
 connectors ignore ours.
@@ -12,14 +14,21 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from kvplane.digest import DigestChain
 
 KEY = "kvplane"
+WORD_KEY = "kvplane_word"
 
 # Tenant, model, adapter, session id.
 _SESSION_PARTS = 4
+# Table and value of a word.
+_PLACE_PARTS = 2
+# Largest number in a word, and in its address.
+_MOST = (1 << 64) - 1
+# A table longer than this is nobody's.
+_MOST_SLOTS = 1 << 20
 
 # What a prefill engine is sent when it has nothing to read: keep the blocks for a decode engine.
 PREFILL_ONLY: Mapping[str, Any] = {
@@ -103,3 +112,81 @@ def decode_proof(params: Mapping[str, Any] | None) -> DigestChain | None:
         )
     except (KeyError, TypeError, ValueError, OverflowError, binascii.Error):
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class WordPlace:
+    """A retention's generation word at one rank of its owner.
+
+    Attributes:
+        table: Address of the rank's table of words.
+        value: What the word is while the blocks are kept.
+
+    """
+
+    table: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Where a reader finds whether the blocks of a handle were kept until it had read them.
+
+    Attributes:
+        slot: Which word of each table.
+        slots: Words of each table.
+        places: The word at each rank of the owner, by its pipeline and tensor rank.
+
+    """
+
+    slot: int
+    slots: int
+    places: Mapping[tuple[int, int], WordPlace]
+
+    def encode(self) -> dict[str, Any]:
+        """The value for `kv_transfer_params[WORD_KEY]`.
+
+        Numbers of 64 bits are text: whoever passes JSON on may round numbers above 2**53.
+        """
+        return {
+            "slot": self.slot,
+            "slots": self.slots,
+            "ranks": {
+                f"{pipeline}-{tensor}": [hex(place.table), hex(place.value)]
+                for (pipeline, tensor), place in self.places.items()
+            },
+        }
+
+    @classmethod
+    def decode(cls, params: Mapping[str, Any] | None) -> "Word | None":
+        """The word in a handle's `kv_transfer_params`, or None if it has none or a broken one."""
+        value = (params or {}).get(WORD_KEY)
+        if not isinstance(value, Mapping):
+            return None
+        slot, slots, ranks = value.get("slot"), value.get("slots"), value.get("ranks")
+        if not (_is_whole(slot) and _is_whole(slots) and isinstance(ranks, Mapping) and ranks):
+            return None
+        if not 0 <= slot < slots <= _MOST_SLOTS:
+            return None
+        try:
+            return cls(slot, slots, {_rank(name): _place(place) for name, place in ranks.items()})
+        except (TypeError, ValueError):
+            return None
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _rank(name: str) -> tuple[int, int]:
+    pipeline, tensor = name.split("-")
+    return int(pipeline), int(tensor)
+
+
+def _place(value: Any) -> WordPlace:
+    if not (isinstance(value, list) and len(value) == _PLACE_PARTS):
+        raise ValueError("a word's place has a table and a value")
+    table, expected = (int(part, 16) for part in value)
+    if not (0 < table <= _MOST and 0 <= expected <= _MOST):
+        raise ValueError("a word's place is out of bounds")
+    return WordPlace(table, expected)

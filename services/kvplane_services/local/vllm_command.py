@@ -34,6 +34,7 @@ class EngineOptions:
         connector_module: Where vLLM finds ours.
         settings: More kvplane settings of the connector.
         extra_config: More of vLLM's own `kv_connector_extra_config`.
+        transports: UCX's transports, which NIXL moves blocks by.
         arguments: More command-line arguments.
 
     """
@@ -52,6 +53,7 @@ class EngineOptions:
     connector_module: str = "kvplane_connector.connector"
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     extra_config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    transports: str = "tcp,posix,sysv,self,cma"
     arguments: tuple[str, ...] = ()
 
 
@@ -95,7 +97,7 @@ def environment(options: EngineOptions, import_paths: tuple[Path, ...] = ()) -> 
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
-        "UCX_TLS": "tcp,posix,sysv,self,cma",
+        "UCX_TLS": options.transports,
         "UCX_NET_DEVICES": "lo",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(options.side_channel_port),

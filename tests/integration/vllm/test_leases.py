@@ -69,21 +69,17 @@ def test_renewals_hold_and_silence_frees(plane: RecordingPlane, pair: EnginePair
     assert until_used(pair, unrelated, 3) == unrelated
 
 
-def test_a_release_ends_a_retention_at_its_exported_expiry(
-    plane: RecordingPlane, pair: EnginePair
-) -> None:
-    """What is released goes, with the plane's reason, and not before a reader's fence."""
+def test_a_release_ends_a_retention_at_once(plane: RecordingPlane, pair: EnginePair) -> None:
+    """What is released is free with the plane's next answer, whatever handles are out there."""
     session = new_session()
     turn(pair, session, opening(session))
     retention = plane.wait_for_session(session)
     name = retention.retention_id
-    released = time.monotonic()
 
     plane.releases[name] = lease_pb2.END_REASON_SUPERSEDED
-    plane.wait(lambda: name in plane.ended, seconds=LEASE_TTL + 3, what="the release")
+    plane.wait(lambda: name in plane.ended, seconds=LEASE_TTL / 2, what="the release")
 
     assert plane.ended[name] == lease_pb2.END_REASON_SUPERSEDED
-    assert time.monotonic() - released > LEASE_TTL / 2
 
 
 def test_engines_serve_on_without_the_plane(plane: RecordingPlane, pair: EnginePair) -> None:

@@ -2,20 +2,22 @@
 
 import dataclasses
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from kvplane.api.lease.v1 import lease_pb2
 from kvplane_services.local.engines import EnginePair, prefill_and_decode
 from kvplane_services.local.vllm_command import EngineOptions
+from tests.support.interleavings import DECODE_BLOCKS, MAX_TOKENS
 from tests.support.recording_plane import RecordingPlane
 from tests.support.vllm_engines import IMPORT_PATHS, ROOT, started, tiny_model
 
 # vLLM's for staged blocks. A read has to begin 5 s before the end of it.
 STAGED = 11
-# Blocks of 128 tokens, few more than the longest prompt needs; decode keeps finished turns too.
-BLOCKS = {"prefill": 20, "decode": 40}
-MAX_TOKENS = 2048
+# Blocks of 128 tokens. Prefill keeps the prompts of some legs that do not come.
+BLOCKS = {"prefill": 64, "decode": DECODE_BLOCKS}
 
 
 @pytest.fixture(scope="package")
@@ -29,14 +31,20 @@ def plane() -> Iterator[RecordingPlane]:
 
 
 @pytest.fixture(scope="package")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the files that say what both engines do with their reads."""
+    return tmp_path_factory.mktemp("reads")
+
+
+@pytest.fixture(scope="package")
+def held(reads: Path) -> Path:
     """While this file exists both engines stand still before they read."""
-    return tmp_path_factory.mktemp("held") / "reads"
+    return reads / "held"
 
 
 @pytest.fixture(scope="package")
 def pair(
-    plane: RecordingPlane, held: Path, tmp_path_factory: pytest.TempPathFactory
+    plane: RecordingPlane, reads: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EnginePair]:
     """A pair with little memory, so that what was given away is soon written over."""
     folder = tmp_path_factory.mktemp("small")
@@ -48,10 +56,24 @@ def pair(
             blocks=BLOCKS[options.role],
             max_tokens=MAX_TOKENS,
             connector_module="held_reads",
-            extra_config={"kv_lease_duration": STAGED, "held_reads": str(held)},
+            extra_config={"kv_lease_duration": STAGED, "held_reads": str(reads)},
         )
 
     options = prefill_and_decode(model_dir=tiny_model(folder), plane=plane.target)
     paths = (*IMPORT_PATHS, ROOT / "tests" / "support" / "in_engines")
     with started([amended(one) for one in options], folder / "logs", import_paths=paths) as (p, d):
         yield EnginePair(p, d)
+
+
+@pytest.fixture
+def thread() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+
+
+@pytest.fixture(autouse=True)
+def released(plane: RecordingPlane) -> Iterator[None]:
+    """Each test leaves the decode engine's memory free."""
+    yield
+    plane.releases |= dict.fromkeys(plane.retentions, lease_pb2.END_REASON_RELEASED)
+    plane.wait(lambda: not plane.retentions, seconds=20, what="the release of all")

@@ -2,32 +2,34 @@
 
 What matters is that nobody is answered from blocks that hold somebody else's prompt by then, and
 that no such block gets into a prefix cache, where it would be wrong for everybody.
+
+The handles have lost their generation words, as those of an engine that has none to give.
 """
 
 import signal
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvplane.transfer_params import KEY, PREFILL_ONLY, TurnMark
-from kvplane_services.local.engines import EnginePair, LocalEngine
+from kvplane.transfer_params import KEY, PREFILL_ONLY, WORD_KEY, TurnMark
+from kvplane_services.local.engines import EnginePair
 from tests.integration.vllm.test_reuse import (
-    QUESTION,
     continued,
     handle_of,
     new_session,
     opening,
 )
 from tests.integration.vllm_fence.conftest import STAGED
+from tests.integration.vllm_fence.small_memory import all_free, asked_on, write_over
 from tests.support.programs import pause, wait_until
 from tests.support.recording_plane import RecordingPlane
 from tests.support.vllm_engines import (
     MODEL,
     Messages,
-    Reply,
     Served,
     ask,
     metric,
@@ -38,31 +40,17 @@ from tests.support.vllm_engines import (
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
-USAGE = "vllm:kv_cache_usage_perc"
-
-
-@pytest.fixture
-def thread() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as thread:
-        yield thread
-
 
 def _staged(pair: EnginePair, messages: Messages) -> dict[str, Any]:
     first = ask(pair.prefill, messages, params=PREFILL_ONLY, max_tokens=1)
     assert first.kv_transfer_params is not None
     mark = TurnMark("", MODEL, "", new_session())
-    return {**first.kv_transfer_params, KEY: mark.encode()}
+    return {**_without_word(first.kv_transfer_params), KEY: mark.encode()}
 
 
-def _asked(thread: ThreadPoolExecutor, engine: Served, *args: Any, **kwargs: Any) -> Future[Reply]:
-    return thread.submit(ask, engine, *args, seconds=60, **kwargs)
-
-
-def _write_over(engine: LocalEngine) -> None:
-    """Has all blocks of an engine computed anew that nobody holds."""
-    for _ in range(engine.options.blocks // 10 + 1):
-        other = [{"role": "user", "content": f"{new_session()} {QUESTION * 20}"}]
-        ask(engine, other, max_tokens=1)
+def _without_word(handle: Mapping[str, Any]) -> dict[str, Any]:
+    assert WORD_KEY in handle
+    return {name: value for name, value in handle.items() if name != WORD_KEY}
 
 
 def _expired(engine: Served) -> float:
@@ -72,14 +60,8 @@ def _expired(engine: Served) -> float:
 
 def _settled(engine: Served) -> float:
     """What `_expired` counts once none of the engine's own leases can end any more."""
-    wait_until(lambda: _free(engine), seconds=STAGED + 5, what="the end of earlier leases")
+    wait_until(lambda: all_free(engine), seconds=STAGED + 5, what="the end of earlier leases")
     return _expired(engine)
-
-
-def _free(engine: Served) -> bool:
-    # An idle engine's gauge may be as old as its last step.
-    ask(engine, [{"role": "user", "content": "x"}], max_tokens=1)
-    return metric(engine, USAGE) == 0
 
 
 def test_staged_blocks_say_until_when_they_are_kept(pair: EnginePair) -> None:
@@ -107,9 +89,9 @@ def test_a_decode_engine_that_stood_still_between_the_legs_reads_nothing(
 
     pair.decode.process.send(signal.SIGSTOP)
     try:
-        asked = _asked(thread, pair.decode, messages, params=params)
-        wait_until(lambda: _free(pair.prefill), seconds=STAGED + 5, what="the lease's end")
-        _write_over(pair.prefill)
+        asked = asked_on(thread, pair.decode, messages, params=params)
+        wait_until(lambda: all_free(pair.prefill), seconds=STAGED + 5, what="the lease's end")
+        write_over(pair.prefill)
     finally:
         pair.decode.process.send(signal.SIGCONT)
     reply = asked.result()
@@ -125,8 +107,8 @@ def test_a_leg_that_comes_late_reads_nothing(pair: EnginePair) -> None:
     messages = opening(new_session())
     reference = recomputed(pair, messages)
     params = _staged(pair, messages)
-    wait_until(lambda: _free(pair.prefill), seconds=STAGED + 5, what="the lease's end")
-    _write_over(pair.prefill)
+    wait_until(lambda: all_free(pair.prefill), seconds=STAGED + 5, what="the lease's end")
+    write_over(pair.prefill)
     before = transferred(pair.decode)
 
     reply = ask(pair.decode, messages, params=params)
@@ -147,9 +129,9 @@ def test_a_decode_engine_that_stood_still_in_its_read_refuses_what_it_read(
 
     held.touch()
     try:
-        asked = _asked(thread, pair.decode, messages, params=params)
-        wait_until(lambda: _free(pair.prefill), seconds=STAGED + 5, what="the lease's end")
-        _write_over(pair.prefill)
+        asked = asked_on(thread, pair.decode, messages, params=params)
+        wait_until(lambda: all_free(pair.prefill), seconds=STAGED + 5, what="the lease's end")
+        write_over(pair.prefill)
     finally:
         held.unlink()
     reply = asked.result()
@@ -168,14 +150,17 @@ def test_a_prefill_engine_that_stood_still_in_its_read_refuses_what_it_read(
     first = turn(pair, session, opening(session))
     messages = continued(opening(session), first)
     reference = recomputed(pair, messages)
-    handle = handle_of(plane, session)
+    # The engine keeps the blocks as long as it told the plane, by the clock of this machine.
+    remaining = plane.wait_for_session(session).remaining.ToMilliseconds() / 1000
+    handle = _without_word(handle_of(plane, session))
+    handle["remote_blocks_expiry_time"] = time.perf_counter() + remaining
 
     held.touch()
     try:
-        asked = _asked(thread, pair.prefill, messages, params=handle)
+        asked = asked_on(thread, pair.prefill, messages, params=handle)
         ended = handle["remote_request_id"]
         plane.wait(lambda: ended in plane.ended, seconds=20, what="the retention's end")
-        _write_over(pair.decode)
+        write_over(pair.decode)
     finally:
         held.unlink()
     reply = asked.result()
@@ -186,7 +171,7 @@ def test_a_prefill_engine_that_stood_still_in_its_read_refuses_what_it_read(
 
 def test_staged_blocks_without_an_expiry_are_given_back_unread(pair: EnginePair) -> None:
     """A decode engine that is not told until when recomputes, and lets prefill free at once."""
-    wait_until(lambda: _free(pair.prefill), seconds=STAGED + 5, what="free blocks")
+    wait_until(lambda: all_free(pair.prefill), seconds=STAGED + 5, what="free blocks")
     messages = opening(new_session())
     params = {**_staged(pair, messages), "remote_blocks_expiry_time": None}
     before = transferred(pair.decode)
@@ -194,7 +179,7 @@ def test_staged_blocks_without_an_expiry_are_given_back_unread(pair: EnginePair)
     reply = ask(pair.decode, messages, params=params)
 
     assert transferred(pair.decode) == before
-    assert wait_until(lambda: _free(pair.prefill), seconds=5, what="free blocks") < STAGED / 2
+    assert wait_until(lambda: all_free(pair.prefill), seconds=5, what="free blocks") < STAGED / 2
     assert reply.token_ids == recomputed(pair, messages).token_ids
 
 
@@ -207,7 +192,7 @@ def test_engines_serve_on_when_they_stood_still_for_less(
     before = transferred(pair.decode)
 
     held.touch()
-    asked = _asked(thread, pair.decode, messages, params=params)
+    asked = asked_on(thread, pair.decode, messages, params=params)
     pause(2)
     held.unlink()
 

@@ -1,14 +1,24 @@
-"""Runs inside a real engine: the connector, with reads that a test can hold up.
+"""Runs inside a real engine: the connector, with reads that a test can hold up or tear.
 
-While the file exists that "held_reads" of `kv_connector_extra_config` names, the engine stands
-still between deciding to read and reading, as one that is stopped there or swapped out.
+"held_reads" of `kv_connector_extra_config` names a folder, and files in it say what to do:
+
+- `held`: while it exists, the engine stands still between deciding to read and reading, as one
+  that is stopped there or swapped out;
+- `pauses`: seconds as JSON: "before" data is read, "within", after its first half, and "after"
+  it, before the owner's word is read;
+- `trusting`: while it exists, what a word refuses is used all the same.
+
+Each verdict that words gave is a line of the file `verdicts` there, with the seconds it took.
 """
 
+import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvplane_connector.connector import KvplaneConnector as Connector
+from kvplane_connector.validated_reads import Verdict
 from kvplane_connector.vllm_names import KVConnectorRole
 
 
@@ -19,13 +29,66 @@ class KvplaneConnector(Connector):
         super().__init__(vllm_config, role, kv_cache_config)
         if self.connector_worker is None:
             return
-        held = Path(vllm_config.kv_transfer_config.kv_connector_extra_config["held_reads"])
+        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._folder = folder = Path(extra_config["held_reads"])
         wrapper = self.connector_worker.nixl_wrapper
-        transfer = wrapper.transfer
+        transfer, make = wrapper.transfer, wrapper.make_prepped_xfer
 
         def transfer_unless_held(*args: Any, **kwargs: Any) -> Any:
-            while held.exists():
-                time.sleep(0.02)  # noqa: TID251 - stands still, and its engine with it
+            while (folder / "held").exists():
+                _stand_still(0.02)
             return transfer(*args, **kwargs)
 
-        wrapper.transfer = transfer_unless_held
+        def make_with_pauses(
+            kind: str, to: Any, here: Any, of: Any, there: Any, **kwargs: Any
+        ) -> Any:
+            pauses = _pauses(folder)
+            if len(here) == 1:
+                # A word: data is a block of each layer at least.
+                _stand_still(pauses.get("after", 0))
+                return make(kind, to, here, of, there, **kwargs)
+            _stand_still(pauses.get("before", 0))
+            if seconds := pauses.get("within", 0):
+                half = len(here) // 2
+                first = make(kind, to, here[:half], of, there[:half])
+                state = transfer(first)
+                while state == "PROC":
+                    state = wrapper.check_xfer_state(first)
+                wrapper.release_xfer_handle(first)
+                here, there = here[half:], there[half:]
+                _stand_still(seconds)
+            return make(kind, to, here, of, there, **kwargs)
+
+        wrapper.transfer, wrapper.make_prepped_xfer = transfer_unless_held, make_with_pauses
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """See vLLM."""
+        super().register_kv_caches(kv_caches)
+        folder, reads = self._folder, getattr(self.connector_worker, "_reads", None)
+        if reads is None:
+            return
+        check = reads.check
+
+        def check_and_tell(name: str, transfers: Any) -> Verdict:
+            verdict: Verdict = check(name, transfers)
+            if verdict is Verdict.PENDING:
+                return verdict
+            with (folder / "verdicts").open("a") as told:
+                told.write(f"{verdict.name} {reads.seconds}\n")
+            trusting = verdict is Verdict.REFUSED and (folder / "trusting").exists()
+            return Verdict.ACCEPTED if trusting else verdict
+
+        reads.check = check_and_tell
+
+
+def _pauses(folder: Path) -> Mapping[str, float]:
+    try:
+        found: Mapping[str, float] = json.loads((folder / "pauses").read_text())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def _stand_still(seconds: float) -> None:
+    if seconds:
+        time.sleep(seconds)  # noqa: TID251 - and its engine with it

@@ -8,6 +8,7 @@ import pytest
 from kvplane_connector import __version__
 from kvplane_connector.versions import (
     UnsupportedVllmError,
+    can_validate,
     reaps_in_order,
     require_failures_told,
     require_fence,
@@ -46,12 +47,24 @@ def test_old_vllm_with_several_kinds_of_cache_is_refused(
     *, hybrid: bool, told_by_name: bool, taken: bool
 ) -> None:
     """Before 0.30 vLLM forgets failed reads of such models, so they are not begun with."""
-    worker = SimpleNamespace(_is_hma_required=hybrid)
-    if told_by_name:
-        worker.get_transfer_results = object()
+    worker = SimpleNamespace(_is_hma_required=hybrid, get_transfer_results=object())
+    vllms = type("Worker", (), {"get_transfer_results": None} if told_by_name else {})
 
     with nullcontext() if taken else pytest.raises(UnsupportedVllmError, match=r"0\.30 or later"):
-        require_failures_told(worker)
+        require_failures_told(worker, vllms)
+
+
+def test_reads_are_validated_where_all_that_it_takes_is_there() -> None:
+    """vLLM before 0.30 tells the owner with the data, so that its reads can only be fenced."""
+    hooks = {
+        "get_transfer_results": None,
+        "_read_blocks": None,
+        "_send_pending_recv_notifs": None,
+    }
+
+    assert can_validate(type("New", (), hooks))
+    del hooks["_send_pending_recv_notifs"]
+    assert not can_validate(type("Old", (), hooks))
 
 
 def test_the_way_of_reaping_is_seen() -> None:

@@ -1,85 +1,8 @@
-"""The worker's half on a stand-in for vLLM's, which is not installed here."""
+"""The worker's half on a stand-in for vLLM's: leases, and reads fenced by expiries."""
 
-import importlib
 import sys
-from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
-
-import pytest
-
-NIXL = "vllm.distributed.kv_transfer.kv_connector.v1"
-OURS = ("worker", "vllm_names", "step_orders")
-
-
-class _Stats:
-    def __init__(self) -> None:
-        self.expired = 0
-
-    def record_kv_expired_req(self) -> None:
-        self.expired += 1
-
-
-class _VllmWorker:
-    """As much of vLLM's pull worker as ours extends."""
-
-    def __init__(self, *_: Any) -> None:
-        self.nixl_wrapper = SimpleNamespace(get_new_notifs=dict)
-        self.xfer_stats = _Stats()
-        self._reqs_to_send: dict[str, float] = {}
-        self._reqs_to_process: set[str] = set()
-        self._recving_metadata: dict[str, Any] = {}
-        self._engine_clock_offset: dict[str, float] = {}
-        self.consumer_notification_counts_by_req: dict[str, int] = {}
-        self.expected_consumer_notifications_by_req: dict[str, int] = {}
-        # What the next poll finds: requests whose reads are all done, and those that failed.
-        self.polled: tuple[set[str], set[str]] | set[str] = (set(), set())
-        self.failed: list[tuple[str, int | None]] = []
-
-    def start_load_kv(self, metadata: Any) -> None:
-        self._reqs_to_process |= set(metadata.reqs_to_send)
-        self._reqs_to_send.update(metadata.reqs_to_send)
-
-    def _get_new_notifs(self) -> set[str]:
-        return set()
-
-    def _pop_done_transfers(self, _: dict[str, list[int]]) -> tuple[set[str], set[str]] | set[str]:
-        return self.polled
-
-    def _handle_failed_transfer(self, name: str, handle: int | None) -> None:
-        self.failed.append((name, handle))
-
-    def _nixl_handshake(self, *_: Any, **__: Any) -> tuple[dict[Any, str], float]:
-        return {(0, 0): "agent"}, 7.0
-
-    def _is_turn2_read_expired(self, _: Any) -> bool:
-        return False
-
-
-@pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Our worker on top of the stand-in; its clock stands at 0."""
-    parts: dict[str, dict[str, Any]] = {
-        "vllm": {"__version__": "0.32.0"},
-        f"{NIXL}.base": {"KVConnectorRole": object, "KVConnectorWorkerMetadata": object},
-        f"{NIXL}.nixl.connector": {"NixlPullConnector": object},
-        f"{NIXL}.nixl.metadata": {"NIXL_CONNECTOR_VERSION": 1, "NixlConnectorMetadata": object},
-        f"{NIXL}.nixl.pull_scheduler": {
-            "NixlPullConnectorScheduler": type("S", (), {"_nixl_handshake_listener": None})
-        },
-        f"{NIXL}.nixl.pull_worker": {"NixlPullConnectorWorker": _VllmWorker},
-    }
-    for name, names in parts.items():
-        module = ModuleType(name)
-        vars(module).update(names)
-        monkeypatch.setitem(sys.modules, name, module)
-    for name in OURS:
-        monkeypatch.delitem(sys.modules, f"kvplane_connector.{name}", raising=False)
-    made = importlib.import_module("kvplane_connector.worker").KvplaneWorker(None, "e", None)
-    made._clock.now = lambda: 0.0
-    yield made
-    for name in OURS:
-        sys.modules.pop(f"kvplane_connector.{name}", None)
 
 
 def _reads(worker: Any, name: str, *, expiry: float | None) -> Any:
@@ -104,7 +27,8 @@ def test_a_read_that_is_done_too_late_is_told_to_vllm_as_failed(worker: Any) -> 
 
     assert done == everything
     assert failed == {"late", "unfenced", "broken"}
-    assert worker.xfer_stats.expired == 2
+    assert worker.xfer_stats.data["num_kv_expired_reqs"] == [1, 1]
+    assert worker.xfer_stats.data["kvplane_reads_late"] == [1, 1]
 
 
 def test_older_vllm_is_told_of_each_late_read_by_itself(worker: Any) -> None:
@@ -120,6 +44,7 @@ def test_older_vllm_is_told_of_each_late_read_by_itself(worker: Any) -> None:
 def test_a_read_that_still_runs_is_left_alone(worker: Any) -> None:
     """Memory that is still written to may not be given away, however late the read is."""
     _reads(worker, "late", expiry=-100.0)
+    worker.polled = (set(), set())
 
     assert worker._pop_done_transfers({"late": [1]}) == (set(), set())
 

@@ -1,0 +1,181 @@
+"""A stand-in for vLLM's worker, which is not installed here, and ours on top of it."""
+
+import importlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.fake_nixl import FakeNixl
+
+NIXL = "vllm.distributed.kv_transfer.kv_connector.v1"
+OURS = ("worker", "vllm_names", "step_orders", "read_stats")
+
+
+class VllmStats:
+    """As much of vLLM's counts as ours extend."""
+
+    def __init__(self, data: dict[str, Any] | None = None) -> None:
+        self.data = data or {}
+        if not self.data:
+            self.reset()
+
+    def reset(self) -> None:
+        self.data = {"num_kv_expired_reqs": []}
+
+    def is_empty(self) -> bool:
+        return not self.data["num_kv_expired_reqs"]
+
+    def reduce(self) -> dict[str, int | float]:
+        return {}
+
+    def record_kv_expired_req(self) -> None:
+        self.data["num_kv_expired_reqs"].append(1)
+
+
+@dataclass
+class VllmPayload:
+    compatibility_hash: str
+    agent_metadata_bytes: bytes
+
+
+class VllmWorker:
+    """As much of vLLM's pull worker as ours extends.
+
+    Attributes:
+        polled: What the next poll finds: requests whose reads are all done, and those that failed.
+        failed: What ours told of failures.
+        sent: Requests whose blocks are not needed any more, for the next step.
+        data_list: Prepared descriptors of data.
+
+    """
+
+    data_list = 0
+    is_shut_down = False
+
+    def __init__(self, *_: Any) -> None:
+        self.nixl_wrapper = FakeNixl()
+        self.nixl_backends = ["UCX"]
+        self._registered_descs: list[Any] = []
+        self.xfer_handshake_metadata: Any = None
+        self.dst_xfer_side_handles: dict[str, dict[Any, Any]] = defaultdict(dict)
+        self._remote_agents = {"owner": {(0, 0): "agent"}}
+        self._recving_transfers: dict[str, list[Any]] = {}
+        self._recv_failures: set[str] = set()
+        self._pending_recv_notifs: dict[str, list[tuple[str, bytes]]] = {}
+        self.sent: set[str] = set()
+        self.xfer_stats = VllmStats()
+        self._reqs_to_send: dict[str, float] = {}
+        self._reqs_to_process: set[str] = set()
+        self._recving_metadata: dict[str, Any] = {}
+        self._engine_clock_offset: dict[str, float] = {}
+        self.consumer_notification_counts_by_req: dict[str, int] = {}
+        self.expected_consumer_notifications_by_req: dict[str, int] = {}
+        self.polled: Any = None
+        self.failed: list[tuple[str, int | None]] = []
+
+    def register_kv_caches(self, _: Any) -> None:
+        self.xfer_handshake_metadata = VllmPayload("hash", b"meta")
+
+    def start_load_kv(self, metadata: Any) -> None:
+        self._reqs_to_process |= set(metadata.reqs_to_send)
+        self._reqs_to_send.update(metadata.reqs_to_send)
+
+    def _read_blocks(self, *, request_id: str, **_: Any) -> bool:
+        # One descriptor stands for all of the data.
+        data = self.nixl_wrapper.make_prepped_xfer(
+            "READ", self.data_list, [0], self.data_list, [0], notif_msg=b"theirs:1"
+        )
+        self.nixl_wrapper.transfer(data)
+        self._recving_transfers.setdefault(request_id, []).append(data)
+        return True
+
+    def get_transfer_results(self) -> Any:
+        sending = self._get_new_notifs() | self.sent
+        done, failed = self._pop_done_transfers(self._recving_transfers)
+        self._recv_failures |= failed
+        over = {name for name in self._recv_failures if name not in self._recving_transfers}
+        self._recv_failures -= over
+        for name in done | over:
+            for agent, notice in self._pending_recv_notifs.pop(name, ()):
+                if name not in over:
+                    self.nixl_wrapper.send_notif(agent, notif_msg=notice)
+        return SimpleNamespace(
+            finished_sending=sending, finished_recving=done | over, failed_recving=over
+        )
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def _send_pending_recv_notifs(self, name: str) -> None:
+        raise AssertionError(f"the stand-in sends the notices of {name} by itself")
+
+    def _get_new_notifs(self) -> set[str]:
+        return set()
+
+    def _pop_done_transfers(self, transfers: dict[str, list[Any]]) -> Any:
+        """What a test set, or else a poll of the transfers, as vLLM's since 0.30."""
+        if self.polled is not None:
+            return self.polled
+        done, failed = set(), set()
+        for name, handles in list(transfers.items()):
+            left = []
+            for one in handles:
+                state = self.nixl_wrapper.check_xfer_state(one)
+                if state == "PROC":
+                    left.append(one)
+                elif state != "DONE":
+                    failed.add(name)
+            transfers[name] = left
+            if not left:
+                done.add(name)
+                del transfers[name]
+        return done, failed
+
+    def _handle_failed_transfer(
+        self, name: str, handle: int | None, failed: set[str] | None = None
+    ) -> None:
+        self.failed.append((name, handle))
+        if failed is not None:
+            failed.add(name)
+
+    def _nixl_handshake(self, *_: Any, **__: Any) -> tuple[dict[Any, str], float]:
+        return {(0, 0): "agent"}, 7.0
+
+    def _is_turn2_read_expired(self, _: Any) -> bool:
+        return False
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Our worker on top of the stand-in; its clock stands at 0."""
+    parts: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": "0.32.0"},
+        f"{NIXL}.base": {"KVConnectorRole": object, "KVConnectorWorkerMetadata": object},
+        f"{NIXL}.nixl.connector": {"NixlPullConnector": object},
+        f"{NIXL}.nixl.metadata": {
+            "NIXL_CONNECTOR_VERSION": 1,
+            "NixlConnectorMetadata": object,
+            "NixlHandshakePayload": VllmPayload,
+        },
+        f"{NIXL}.nixl.pull_scheduler": {
+            "NixlPullConnectorScheduler": type("S", (), {"_nixl_handshake_listener": None})
+        },
+        f"{NIXL}.nixl.pull_worker": {"NixlPullConnectorWorker": VllmWorker},
+        f"{NIXL}.nixl.stats": {"NixlKVConnectorStats": VllmStats, "NixlPromMetrics": object},
+    }
+    for name, names in parts.items():
+        module = ModuleType(name)
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in OURS:
+        monkeypatch.delitem(sys.modules, f"kvplane_connector.{name}", raising=False)
+    made = importlib.import_module("kvplane_connector.worker").KvplaneWorker(None, "e", None)
+    made._clock.now = lambda: 0.0
+    yield made
+    for name in OURS:
+        sys.modules.pop(f"kvplane_connector.{name}", None)
