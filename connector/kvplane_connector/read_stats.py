@@ -16,7 +16,7 @@ _COUNTS = {
     _DECLINED: "Reads that were not begun: the handle has no word, and its expiry is too near.",
     _LATE: "Reads that were recomputed: the handle has no word, and its expiry passed meanwhile.",
 }
-_BUCKETS = (20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.25e-3, 2.5e-3, 5e-3, 10e-3, 100e-3, 1.0)
+_BUCKETS = (10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 2e-3, 10e-3, 50e-3, 0.25, 1.0)
 
 
 class ReadStats(NixlKVConnectorStats):

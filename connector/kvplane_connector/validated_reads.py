@@ -6,8 +6,9 @@ it was read, so nothing that its owner did after changing it, such as giving the
 had happened when the data was read. Neither clocks nor speed matter. It holds for transports
 whose reads are over when they say so; see `generation_words.BACKENDS`.
 
-Such a read takes two requests at most for the life of a pair of ranks: its descriptors, and one
-transfer each time, made of two indices into them.
+Descriptors are prepared once for each pair of ranks, and the transfer of a word, which is an
+index into either side's, while the data is on its way: what is left to do for a step that waits for
+the word is to post it.
 """
 
 import enum
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvplane.client.clock import Clock
-from kvplane.transfer_params import Word
+from kvplane.transfer_params import Word, WordPlace
 from kvplane_connector.generation_words import WORD_BYTES, WordMemory
 
 _log = logging.getLogger(__name__)
@@ -49,10 +50,29 @@ class Source:
 
 
 @dataclass(slots=True)
+class _Fetch:
+    """A word to come.
+
+    Attributes:
+        source: From which rank.
+        place: What it is while the blocks are kept, and where.
+        index: The word of ours that it lands in.
+        transfer: NIXL's.
+
+    """
+
+    source: Source
+    place: WordPlace
+    index: int
+    transfer: Any
+
+
+@dataclass(slots=True)
 class _Read:
     word: Word
     sources: list[Source] = field(default_factory=list[Source])
-    landing: list[int] = field(default_factory=list[int])
+    fetches: list[_Fetch] = field(default_factory=list[_Fetch])
+    posted: int = 0
     posted_at: float | None = None
     broken: bool = False
 
@@ -108,6 +128,7 @@ class ValidatedReads:
         read = self._reads.setdefault(name, _Read(word))
         if source not in read.sources:
             read.sources.append(source)
+            self._prepare(name, read)
 
     def check(self, name: str, transfers: MutableMapping[str, list[Any]]) -> Verdict:
         """A verdict on a read whose transfers are all over. The read is forgotten with it.
@@ -117,67 +138,84 @@ class ValidatedReads:
         """
         read = self._reads[name]
         if read.posted_at is None:
-            if len(self._free) < len(read.sources):
-                # Without a transfer the next poll finds it done again.
+            self._prepare(name, read)
+            if not read.broken and len(read.fetches) < len(read.sources):
+                # No word of ours is free. Without a transfer the next poll finds it done again.
                 transfers[name] = []
                 return Verdict.PENDING
-            outstanding = self._fetch(name, read)
-            if outstanding:
+            if outstanding := self._post(name, read):
                 transfers[name] = outstanding
                 return Verdict.BROKEN if read.broken else Verdict.PENDING
-        kept = not read.broken and all(
-            self._memory[self._first + index] == read.word.places[0, source.rank].value
-            for index, source in zip(read.landing, read.sources, strict=True)
-        )
-        self.seconds = self._clock.now() - (read.posted_at or 0.0)
-        self.forget(name)
-        if read.broken:
+        posted_at = read.posted_at
+        if read.broken or posted_at is None:
+            self.forget(name)
             return Verdict.BROKEN
+        kept = all(self._memory[self._first + one.index] == one.place.value for one in read.fetches)
+        self.seconds = self._clock.now() - posted_at
+        self.forget(name)
         return Verdict.ACCEPTED if kept else Verdict.REFUSED
 
     def forget(self, name: str) -> None:
-        """A request is over, whatever became of it; its transfers have all been released."""
+        """A request is over, whatever became of it; what was posted for it has been released."""
         read = self._reads.pop(name, None)
-        if read is not None:
-            self._free.extend(read.landing)
+        if read is None:
+            return
+        for one in read.fetches[read.posted :]:
+            self._nixl.release_xfer_handle(one.transfer)
+        self._free.extend(one.index for one in read.fetches)
 
     def close(self) -> None:
         """Releases what vLLM does not know of."""
+        for name in list(self._reads):
+            self.forget(name)
         self._nixl.release_dlist_handle(self._landing)
 
-    def _fetch(self, name: str, read: _Read) -> list[Any]:
-        """Reads a read's words; returns the transfers that are not over yet."""
+    def _post(self, name: str, read: _Read) -> list[Any]:
+        """Has a read's words sent; returns the transfers that are not over yet."""
         read.posted_at = self._clock.now()
         outstanding: list[Any] = []
         try:
-            for source in read.sources:
-                transfer = self._transfer_of(read, source)
-                outstanding.append(transfer)
-                if self._nixl.transfer(transfer) == "DONE":
+            for one in () if read.broken else read.fetches:
+                read.posted += 1
+                outstanding.append(one.transfer)
+                if self._nixl.transfer(one.transfer) == "DONE":
                     self._nixl.release_xfer_handle(outstanding.pop())
             while outstanding and self._clock.now() - read.posted_at < _PATIENCE:
-                if self._nixl.check_xfer_state(outstanding[-1]) != "DONE":
-                    continue
-                self._nixl.release_xfer_handle(outstanding.pop())
+                if self._nixl.check_xfer_state(outstanding[-1]) == "DONE":
+                    self._nixl.release_xfer_handle(outstanding.pop())
         except Exception as error:  # noqa: BLE001 - NIXL's errors have no common class
-            _log.warning("the words of what was read for %s cannot be read: %r", name, error)
-            read.broken = True
+            self._break(name, read, error)
         return outstanding
 
-    def _transfer_of(self, read: _Read, source: Source) -> Any:
-        place = read.word.places.get((0, source.rank))
+    def _prepare(self, name: str, read: _Read) -> None:
+        """Makes the transfers of a read's words, as far as words of ours are free for them."""
+        try:
+            for source in read.sources[len(read.fetches) :]:
+                if read.broken or not self._free:
+                    return
+                read.fetches.append(self._fetch_of(read.word, source))
+        except Exception as error:  # noqa: BLE001 - NIXL's errors have no common class
+            self._break(name, read, error)
+
+    def _fetch_of(self, word: Word, source: Source) -> _Fetch:
+        place = word.places.get((0, source.rank))
         if place is None:
             raise ValueError(f"the handle has no word of rank {source.rank}")
         prepared = self._prepared[source.engine_id]
         # Beside vLLM's own, whose keys are ranks.
-        key = ("kvplane", source.rank, place.table, read.word.slots)
+        key = ("kvplane", source.rank, place.table, word.slots)
         if key not in prepared:
-            prepared[key] = self._list_of(source.agent, place.table, read.word.slots)
-        index = self._free.pop()
-        read.landing.append(index)
+            prepared[key] = self._list_of(source.agent, place.table, word.slots)
+        index = self._free[-1]
         # Nothing that fails to arrive can be taken for the value.
         self._memory[self._first + index] = place.value ^ _ALL_ONES
-        return self._make_transfer("READ", self._landing, [index], prepared[key], [read.word.slot])
+        transfer = self._make_transfer("READ", self._landing, [index], prepared[key], [word.slot])
+        self._free.pop()
+        return _Fetch(source, place, index, transfer)
+
+    def _break(self, name: str, read: _Read, error: Exception) -> None:
+        _log.warning("the words of what was read for %s cannot be read: %r", name, error)
+        read.broken = True
 
     def _list_of(self, agent: str, address: int, words: int) -> Any:
         places = [(address + WORD_BYTES * word, WORD_BYTES, 0) for word in range(words)]

@@ -14,12 +14,14 @@ class Transfer:
         source: Where the word is.
         target: Where it goes.
         notice: What the owner is told with it.
+        begun: Whether it was posted.
 
     """
 
     source: int
     target: int
     notice: bytes = b""
+    begun: bool = False
     state: str = "PROC"
     released: bool = False
 
@@ -75,9 +77,11 @@ class FakeNixl:
 
     def transfer(self, made: Transfer) -> str:
         self._may("transfer")
+        made.begun = True
         return self.check_xfer_state(made)
 
     def check_xfer_state(self, made: Transfer) -> str:
+        assert made.begun
         assert not made.released
         if made.state == "PROC":
             made.state = self.ends(made)

@@ -60,7 +60,6 @@ class Tally:
         wrong_but_accepted: Those of them whose words said that all was well.
         verdicts: What words said, by name; NONE where nothing was read.
         seconds: From question to answer at the reader, by verdict.
-        validations: From the arrival of data to the verdict, of rounds without a pause there.
 
     """
 
@@ -69,7 +68,6 @@ class Tally:
     wrong_but_accepted: int = 0
     verdicts: Counter[str] = field(default_factory=Counter[str])
     seconds: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    validations: list[float] = field(default_factory=list[float])
 
 
 def random_plan(dice: random.Random) -> Plan:
@@ -128,6 +126,19 @@ class Interleavings:
             (self._folder / "pauses").unlink(missing_ok=True)
         return tally
 
+    def validate(self, reads: int) -> list[float]:
+        """Reads what nobody gives away; returns what each validation took, in seconds."""
+        session = f"undisturbed-{id(self)}"
+        first = local_turn(self._pair, session, self._histories[0], max_tokens=_TOKENS)
+        messages, _ = self._reference(0, first)
+        retention = self._plane.wait_for_session(session)
+        handle: dict[str, Any] = json.loads(retention.handle.kv_transfer_params)
+        known = len(self._verdicts())
+        for _ in range(reads):
+            self._ask(messages, handle)
+        self._release(retention.retention_id, 0)
+        return [seconds for name, seconds in self._verdicts()[known:] if name == "ACCEPTED"]
+
     def _play(self, plan: Plan, tally: Tally, threads: ThreadPoolExecutor) -> None:
         self._round += 1
         number = self._round % len(self._histories)
@@ -151,13 +162,11 @@ class Interleavings:
         written.result()
         ended = retention.retention_id
         self._plane.wait(lambda: ended in self._plane.ended, seconds=_PATIENCE, what="its end")
-        (verdict, validated), *_ = [*self._verdicts()[known:], ("NONE", 0.0)]
+        (verdict, _), *_ = [*self._verdicts()[known:], ("NONE", 0.0)]
         wrong = _differ(reply, reference)
         tally.rounds += 1
         tally.verdicts[verdict] += 1
         tally.seconds.setdefault(verdict, []).append(took)
-        if verdict != "NONE" and "after" not in plan.pauses:
-            tally.validations.append(validated)
         tally.wrong += wrong
         tally.wrong_but_accepted += wrong and verdict == "ACCEPTED"
 

@@ -12,6 +12,7 @@ Each verdict that words gave is a line of the file `verdicts` there, with the se
 """
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,22 +32,29 @@ class KvplaneConnector(Connector):
             return
         extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._folder = folder = Path(extra_config["held_reads"])
+        # As text: looking is then a system call each, and next to no time where time is taken.
+        held, pausing = str(folder / "held"), str(folder / "pauses")
         wrapper = self.connector_worker.nixl_wrapper
         transfer, make = wrapper.transfer, wrapper.make_prepped_xfer
 
-        def transfer_unless_held(*args: Any, **kwargs: Any) -> Any:
-            while (folder / "held").exists():
+        words: list[Any] = []
+
+        def transfer_unless_held(made: Any, *args: Any, **kwargs: Any) -> Any:
+            while os.path.exists(held):  # noqa: PTH110 - see above
                 _stand_still(0.02)
-            return transfer(*args, **kwargs)
+            if made in words:
+                words.remove(made)
+                _stand_still(_pauses(pausing).get("after", 0))
+            return transfer(made, *args, **kwargs)
 
         def make_with_pauses(
             kind: str, to: Any, here: Any, of: Any, there: Any, **kwargs: Any
         ) -> Any:
-            pauses = _pauses(folder)
             if len(here) == 1:
-                # A word: data is a block of each layer at least.
-                _stand_still(pauses.get("after", 0))
-                return make(kind, to, here, of, there, **kwargs)
+                # A word, made before its data is read: data is a block of each layer at least.
+                words.append(make(kind, to, here, of, there, **kwargs))
+                return words[-1]
+            pauses = _pauses(pausing)
             _stand_still(pauses.get("before", 0))
             if seconds := pauses.get("within", 0):
                 half = len(here) // 2
@@ -81,11 +89,10 @@ class KvplaneConnector(Connector):
         reads.check = check_and_tell
 
 
-def _pauses(folder: Path) -> Mapping[str, float]:
-    try:
-        found: Mapping[str, float] = json.loads((folder / "pauses").read_text())
-    except FileNotFoundError:
+def _pauses(path: str) -> Mapping[str, float]:
+    if not os.path.exists(path):  # noqa: PTH110 - see above
         return {}
+    found: Mapping[str, float] = json.loads(Path(path).read_text())
     return found
 
 

@@ -1,9 +1,9 @@
-"""A stand-in for vLLM's worker, which is not installed here, and ours on top of it."""
+"""Stand-ins for vLLM's halves of a connector, which is not installed here, and ours on top."""
 
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,7 +13,9 @@ import pytest
 from tests.support.fake_nixl import FakeNixl
 
 NIXL = "vllm.distributed.kv_transfer.kv_connector.v1"
-OURS = ("worker", "vllm_names", "step_orders", "read_stats")
+OURS = ("scheduler", "worker", "vllm_names", "step_orders", "read_stats")
+# By the stand-ins' clock.
+NOW, STAGED_TTL, STOCK_TTL = 1000.0, 30.0, 480.0
 
 
 class VllmStats:
@@ -150,9 +152,59 @@ class VllmWorker:
         return False
 
 
+class VllmScheduler:
+    """As much of vLLM's pull scheduler as ours extends."""
+
+    block_size = 128
+    side_channel_host = "127.0.0.1"
+    side_channel_port = 5600
+    is_bidirectional_kv_xfer_enabled = True
+
+    def __init__(self, *_: Any) -> None:
+        self.decoder_kv_blocks_ttl = STOCK_TTL
+        self._reqs_need_send: dict[str, float] = {}
+        self._reqs_need_recv: dict[str, Any] = {}
+        self._reqs_in_batch: set[str] = set()
+        self._reqs_not_processed: set[str] = set()
+
+    def set_xfer_handshake_metadata(self, _: Any) -> None:
+        """Begins to listen."""
+
+    def on_new_request(self, _: Any) -> None:
+        """Keeps account of who waits."""
+
+    def update_state_after_alloc(self, request: Any, _: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            self._reqs_need_recv[request.request_id] = SimpleNamespace(remote=SimpleNamespace())
+
+    def build_connector_meta(self, _: Any) -> Any:
+        meta = SimpleNamespace(reqs_to_recv=self._reqs_need_recv, reqs_to_send=self._reqs_need_send)
+        self._reqs_need_recv, self._reqs_need_send = {}, {}
+        return meta
+
+    def update_connector_output(self, _: Any) -> None:
+        """Ends heartbeats."""
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        staged = bool(request.kv_transfer_params.get("do_remote_decode"))
+        until = NOW + (STAGED_TTL if staged else self.decoder_kv_blocks_ttl)
+        self._reqs_need_send[request.request_id] = until
+        return True, {
+            "do_remote_prefill": staged,
+            "do_remote_decode": not staged,
+            "remote_block_ids": block_ids,
+            "remote_request_id": request.request_id,
+            "remote_blocks_expiry_time": None if staged else until,
+        }
+
+    @staticmethod
+    def _nixl_handshake_listener(*_: Any) -> None:
+        raise AssertionError("nobody listens here")
+
+
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Our worker on top of the stand-in; its clock stands at 0."""
+def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a module of the connector on top of the stand-ins."""
     parts: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": "0.32.0"},
         f"{NIXL}.base": {"KVConnectorRole": object, "KVConnectorWorkerMetadata": object},
@@ -162,9 +214,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             "NixlConnectorMetadata": object,
             "NixlHandshakePayload": VllmPayload,
         },
-        f"{NIXL}.nixl.pull_scheduler": {
-            "NixlPullConnectorScheduler": type("S", (), {"_nixl_handshake_listener": None})
-        },
+        f"{NIXL}.nixl.pull_scheduler": {"NixlPullConnectorScheduler": VllmScheduler},
         f"{NIXL}.nixl.pull_worker": {"NixlPullConnectorWorker": VllmWorker},
         f"{NIXL}.nixl.stats": {"NixlKVConnectorStats": VllmStats, "NixlPromMetrics": object},
     }
@@ -174,8 +224,14 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setitem(sys.modules, name, module)
     for name in OURS:
         monkeypatch.delitem(sys.modules, f"kvplane_connector.{name}", raising=False)
-    made = importlib.import_module("kvplane_connector.worker").KvplaneWorker(None, "e", None)
-    made._clock.now = lambda: 0.0
-    yield made
+    yield lambda name: importlib.import_module(f"kvplane_connector.{name}")
     for name in OURS:
         sys.modules.pop(f"kvplane_connector.{name}", None)
+
+
+@pytest.fixture
+def worker(connector: Callable[[str], Any]) -> Any:
+    """Our worker on top of the stand-in; its clock stands at 0."""
+    made = connector("worker").KvplaneWorker(None, "e", None)
+    made._clock.now = lambda: 0.0
+    return made

@@ -81,7 +81,7 @@ def test_every_rank_that_was_read_has_its_say(
         reads.began("bad", WORD, source)
 
     assert reads.check("good", {}) is Verdict.ACCEPTED
-    assert len(nixl.transfers) == 2
+    assert [one.begun for one in nixl.transfers] == [True, False, True, False]
     nixl.words[TABLE * (changed + 1) + 8 * SLOT] += 1
     assert reads.check("bad", {}) is Verdict.REFUSED
 
@@ -139,12 +139,13 @@ def test_a_word_that_cannot_be_read_fails_the_read(
 
     assert reads.check("r", transfers) is Verdict.BROKEN
 
-    assert ("r" in transfers) == (failing != "make_prepped_xfer")
+    assert ("r" in transfers) == (failing == "transfer")
     if "r" in transfers:
         assert reads.free_words < LANDING
         reads.forget("r")
     assert reads.free_words == LANDING
     assert not reads.names
+    assert all(one.released for one in nixl.transfers if transfers.get("r") != [one])
 
 
 def test_a_handle_without_the_word_of_a_rank_that_was_read_fails_it(
@@ -170,6 +171,21 @@ def test_more_reads_than_words_wait_for_a_word(nixl: FakeNixl, reads: ValidatedR
     nixl.check_xfer_state(transfers[names[0]][0])
     assert reads.check(names[0], transfers) is Verdict.ACCEPTED
     assert reads.check(names[-1], transfers) is Verdict.ACCEPTED
+
+
+def test_a_word_is_prepared_with_its_data_and_not_asked_for(
+    nixl: FakeNixl, reads: ValidatedReads
+) -> None:
+    """Only a read whose data is there looks at it; of one that failed before nothing is left."""
+    reads.began("r", WORD, FIRST)
+
+    (word,) = nixl.transfers
+    assert not word.begun
+
+    reads.forget("r")
+    assert word.released
+    assert not word.begun
+    assert reads.free_words == LANDING
 
 
 def test_descriptors_are_prepared_once_for_each_rank(

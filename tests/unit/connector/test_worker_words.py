@@ -159,7 +159,7 @@ def test_the_word_is_not_looked_at_before_all_data_is_there(worker: Any) -> None
 
     assert worker.get_transfer_results().finished_recving == set()
 
-    assert len(worker.nixl_wrapper.transfers) == 1
+    assert [one.begun for one in worker.nixl_wrapper.transfers] == [True, False]
     worker.nixl_wrapper.ends = lambda _: "DONE"
     assert worker.get_transfer_results().finished_recving == {"r"}
 
@@ -192,8 +192,8 @@ def test_a_word_that_cannot_be_read_fails_the_request(worker: Any) -> None:
 
 def test_words_that_nixl_cannot_fetch_fail_the_request_at_once(worker: Any) -> None:
     """The next step would find the same."""
+    worker.nixl_wrapper.fails = {"prep agent"}
     _read(worker)
-    worker.nixl_wrapper.fails = {"make_prepped_xfer"}
 
     assert worker.get_transfer_results().failed_recving == {"r"}
 
