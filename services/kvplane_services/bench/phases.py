@@ -3,7 +3,7 @@
 import asyncio
 
 from kvplane_services.bench.etcd_server import EtcdServer
-from kvplane_services.bench.figures import Spread, percentile, rates
+from kvplane_services.bench.figures import Spread, percentile, rates, rounded
 from kvplane_services.bench.fleet import Fleet
 from kvplane_services.bench.load_engine import BenchError
 from kvplane_services.bench.options import ScaleOptions
@@ -50,6 +50,7 @@ class Phases:
         self._say = say
         self._clock = clock
         self._last_change = 0.0
+        self._told: set[str] = set()
         self.figures: dict[str, float] = {}
         self.spread: dict[str, Spread] = {}
 
@@ -132,6 +133,12 @@ class Phases:
         for name, share in (("p50", 0.5), ("p99", 0.99)):
             self.figures[f"watch_lag_ms_{name}"] = percentile(lags, share)
         self.figures["watch_lag_ms_max"] = max(lags)
+
+    def tell(self) -> None:
+        """Says the figures that were measured since the last call."""
+        new = {name: value for name, value in self.figures.items() if name not in self._told}
+        self._told.update(new)
+        self._say(", ".join(f"{name} {rounded(value)}" for name, value in new.items()))
 
     async def _caught_up(self, probe: LagProbe) -> None:
         """Waits while a replica that has just started takes in what there is."""

@@ -90,10 +90,13 @@ async def measure(
         try:
             say(f"granting {options.sessions} leases, handles of {workload.handle_bytes} bytes")
             await run.grants()
+            run.tell()
             say("renewing, and nothing else")
             await run.renewals()
+            run.tell()
             say("superseding leases")
             await run.supersedes()
+            run.tell()
             watched = planes[-1]
             if etcd is not None and len(planes) == 1:
                 say("starting another replica, which watches")
