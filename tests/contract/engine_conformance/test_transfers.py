@@ -20,6 +20,8 @@ from tests.support.programs import pause, wait_until
 from tests.support.vllm_engines import MODEL, Messages, Reply, ask, metric, recomputed
 
 TENANT = "default"
+# Reads that were declined; blocks of the engine's own that nobody read in time count there too.
+EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 
 
 def _mark(session: str, decision_id: str = "") -> dict[str, Any]:
@@ -190,13 +192,13 @@ def test_a_handle_near_its_expiry_is_declined(bench: Bench) -> None:
     messages = continued(opening(session), first)
     handle = bench.handle(session)
     handle["remote_blocks_expiry_time"] -= bench.lease_ttl - 3
-    counted = metric(bench.pair.prefill, "vllm:nixl_num_kv_expired_reqs_total")
+    counted = metric(bench.pair.prefill, EXPIRED)
     before = bench.spent(bench.pair.prefill)
 
     reply = _turn(bench, session, messages, handle=handle)
 
     assert bench.since(bench.pair.prefill, before).transferred == 0
-    assert metric(bench.pair.prefill, "vllm:nixl_num_kv_expired_reqs_total") == counted + 1
+    assert metric(bench.pair.prefill, EXPIRED) >= counted + 1
     assert reply.token_ids == recomputed(bench.pair, messages).token_ids
 
 
@@ -220,8 +222,7 @@ def test_staged_blocks_near_their_end_are_not_read(bench: Bench) -> None:
     reference = recomputed(bench.pair, messages)
     first = ask(bench.pair.prefill, messages, params=PREFILL_ONLY, max_tokens=1)
     assert first.kv_transfer_params is not None
-    expired = "vllm:nixl_num_kv_expired_reqs_total"
-    counted = metric(bench.pair.decode, expired)
+    counted = metric(bench.pair.decode, EXPIRED)
     before = bench.spent(bench.pair.decode)
 
     pause(bench.staged_ttl - 4.5)
@@ -229,7 +230,7 @@ def test_staged_blocks_near_their_end_are_not_read(bench: Bench) -> None:
     reply = ask(bench.pair.decode, messages, params=params, stream=True)
 
     assert bench.since(bench.pair.decode, before) == Spent(reply.prompt_tokens, 0)
-    assert metric(bench.pair.decode, expired) == counted + 1
+    assert metric(bench.pair.decode, EXPIRED) >= counted + 1
     assert reply.token_ids == reference.token_ids
     assert ask(bench.pair.decode, messages).token_ids == reference.token_ids
 
