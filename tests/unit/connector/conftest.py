@@ -39,6 +39,19 @@ class VllmStats:
         self.data["num_kv_expired_reqs"].append(1)
 
 
+class VllmMetrics:
+    """As much of vLLM's metrics as ours extend."""
+
+    def __init__(self, _: Any, metric_types: Any, labelnames: Any, per_engine: Any) -> None:
+        self._counter_cls, self._histogram_cls = metric_types
+        self.per_engine_labelvalues = per_engine
+        self.observed: list[int] = []
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        assert "num_kv_expired_reqs" in transfer_stats_data
+        self.observed.append(engine_idx)
+
+
 @dataclass
 class VllmPayload:
     compatibility_hash: str
@@ -216,7 +229,7 @@ def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]
         },
         f"{NIXL}.nixl.pull_scheduler": {"NixlPullConnectorScheduler": VllmScheduler},
         f"{NIXL}.nixl.pull_worker": {"NixlPullConnectorWorker": VllmWorker},
-        f"{NIXL}.nixl.stats": {"NixlKVConnectorStats": VllmStats, "NixlPromMetrics": object},
+        f"{NIXL}.nixl.stats": {"NixlKVConnectorStats": VllmStats, "NixlPromMetrics": VllmMetrics},
     }
     for name, names in parts.items():
         module = ModuleType(name)
