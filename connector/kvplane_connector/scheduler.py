@@ -10,7 +10,7 @@ from kvplane_connector.generation_words import WordSlots, tables_of
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.prefix_check import Cut, Outcome, cut_handle
 from kvplane_connector.read_fence import read_expiry
-from kvplane_connector.request_context import context_for, is_provable
+from kvplane_connector.request_context import LeadingTokens, context_for, is_provable, media_of
 from kvplane_connector.retentions import NO_EXPIRY, RetainedTurn, RetentionLedger
 from kvplane_connector.side_channel import listen_on
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
@@ -270,10 +270,10 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         turn = RetainedTurn(
             retention_id=request.request_id,
             mark=mark,
-            token_ids=request.all_token_ids[:tokens],
-            context=context_for(request, tokens),
-            # Block 0 is vLLM's stand-in for blocks outside a window.
-            block_ids=frozenset().union(*block_ids) - {0},
+            token_ids=LeadingTokens(request.all_token_ids, tokens),
+            context=context_for(request),
+            media=media_of(request),
+            block_ids=_distinct(block_ids),
             block_size=self.block_size,
             kv_transfer_params=dict(handle),
             expiry=deadline,
@@ -292,8 +292,9 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
                 params,
                 chain,
                 request.prompt_token_ids,
-                context_for(request, chain.tokens if chain is not None else 0),
+                context_for(request),
                 _block_size(params, self.block_size),
+                media_of(request),
             )
         if cut.tokens:
             params["remote_block_ids"] = cut.block_ids
@@ -312,6 +313,13 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
     def _notify(self) -> None:
         if self._link is not None:
             self._link.notify()
+
+
+def _distinct(block_ids: Sequence[Sequence[int]]) -> frozenset[int]:
+    """The blocks of all cache groups."""
+    blocks = frozenset[int]().union(*block_ids)
+    # Block 0 is vLLM's stand-in for blocks outside a window.
+    return blocks - {0} if 0 in blocks else blocks
 
 
 def _is_fenced(params: Mapping[str, Any]) -> bool:
