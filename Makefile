@@ -11,8 +11,12 @@ endif
 TORCH_INDEX_URL ?=
 # What `make demo` runs on: vllm (real engines) or sim (simulated ones).
 ENGINE ?= vllm
-# File that `make demo` writes its table to, and `make interleavings` its figures.
+# File that `make demo` writes its table to, and `make truth` and `make interleavings` their figures.
 JSON ?=
+# How many turns `make truth` plays, with which dice, and the fault to plant in it, if any.
+TURNS ?= 1000
+SEED ?= 1
+PLANT ?=
 # Rounds of `make interleavings`.
 ROUNDS ?= 1000
 # More arguments for pytest.
@@ -33,6 +37,7 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "Settings: ENGINE=vllm|sim JSON=FILE (demo), ROUNDS=1000 JSON=FILE (interleavings),"
+	@echo "          TURNS=1000 SEED=1 PLANT=rotate|digest|validation JSON=FILE (truth),"
 	@echo "          PYTEST_ARGS=... (test, test-fast),"
 	@echo "          PYTHON=/path/to/python3.12, TORCH_INDEX_URL=https://... (PyTorch's CPU wheels)"
 
@@ -59,6 +64,11 @@ test: dev-env codegen-env etcd-env engine-env ## Run every check and every test,
 .PHONY: test-fast
 test-fast: dev-env codegen-env etcd-env ## Run the unit and contract tests, without vLLM
 	@$(BIN)/pytest tests/unit tests/contract -m "not vllm" $(PYTEST_ARGS)
+
+.PHONY: truth
+truth: dev-env engine-env ## Compare TURNS answers with recomputed ones on real vLLM, whatever happens meanwhile
+	@$(BIN)/python -m tests.truth --turns "$(TURNS)" --seed "$(SEED)" \
+	  $(if $(PLANT),--plant "$(PLANT)") $(if $(JSON),--json "$(JSON)")
 
 .PHONY: interleavings
 interleavings: dev-env engine-env ## Read what is given away meanwhile, ROUNDS times by cma and by tcp, and check each answer

@@ -21,25 +21,21 @@ a report's handles and digests is left to the link.
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 from kvplane.client.names import SessionKey
 from kvplane.client.retention import Directive, EndReason, Renew, Report, Retention
 from kvplane.client.retention_log import RetentionLog
-from kvplane.digest import DigestChain, Medium, chain_of
+from kvplane.digest import DigestChain, chain_of
 from kvplane.transfer_params import KEY, TurnMark, encode_proof
-from kvplane_connector.block_uses import BlockUses
 
 # A handle is exported anew once its expiry can be moved by this part of the TTL; readers thus
 # find most of a TTL in it, and a plane that renews at every heartbeat costs no report each.
 _REFRESH_SHARE = 0.25
-
-# A plane renews all retentions in one frame; the workers take that many in a step.
-_ORDERS_PER_STEP = 32
 
 # The expiry in a handle that is read only by those who see for themselves whether it still holds:
 # long past on any engine's clock, so everybody else declines.
@@ -54,14 +50,13 @@ class RetainedTurn:
         retention_id: vLLM's request id.
         mark: Whose turn it is.
         token_ids: The tokens whose KV the blocks hold.
-        context: What else shapes the KV of all of them; start of their digest chain.
+        context: What else shapes their KV; start of their digest chain.
         block_ids: The blocks, for counting what retentions share.
         block_size: Tokens per block.
         kv_transfer_params: vLLM's handle.
         expiry: When vLLM frees the blocks unless told otherwise.
         has_word: Whether readers see by a generation word if the blocks were given away; the
             handle then says `NO_EXPIRY`, else `expiry`.
-        media: What stands behind some of the tokens.
 
     """
 
@@ -74,7 +69,6 @@ class RetainedTurn:
     kv_transfer_params: Mapping[str, Any]
     expiry: float
     has_word: bool = False
-    media: Sequence[Medium] = ()
 
 
 @dataclass(slots=True)
@@ -109,7 +103,7 @@ class RetentionLedger:
         self._releases: set[str] = set()
         self._to_export: set[str] = set()
         self._log = RetentionLog()
-        self._uses_of_block = BlockUses()
+        self._uses_of_block: Counter[int] = Counter()
 
     @property
     def ttl(self) -> float:
@@ -139,21 +133,15 @@ class RetentionLedger:
         with self._lock:
             self._held[turn.retention_id] = held
             self._to_export.add(turn.retention_id)
-            self._uses_of_block.add(turn.block_ids)
+            self._uses_of_block.update(turn.block_ids)
 
     def take_orders(self) -> Mapping[str, float]:
-        """New deadlines for the workers, the longest due first; some of them, if there are many.
-
-        Takes no lock when there are none.
-        """
+        """New deadlines for the workers since the last call. Takes no lock when there are none."""
         if not self._orders:
             return {}
         with self._lock:
-            if len(self._orders) <= _ORDERS_PER_STEP:
-                orders, self._orders = self._orders, {}
-                return orders
-            names = list(islice(self._orders, _ORDERS_PER_STEP))
-            return {name: self._orders.pop(name) for name in names}
+            orders, self._orders = self._orders, {}
+        return orders
 
     def take_releases(self) -> AbstractSet[str]:
         """Retentions for the workers to free in this step, since the last call. As cheap."""
@@ -179,6 +167,13 @@ class RetentionLedger:
                 if held.release is None and self._is_stale(held):
                     self._to_export.add(name)
                     changed = True
+                else:
+                    self._log.renew(
+                        name,
+                        deadline=held.confirmed,
+                        lease=held.lease,
+                        fencing_token=held.fencing_token,
+                    )
         return changed
 
     def read(self, retention_id: str, reads: int) -> None:
@@ -199,7 +194,10 @@ class RetentionLedger:
             self._orders.pop(retention_id, None)
             self._releases.discard(retention_id)
             self._to_export.discard(retention_id)
-            self._uses_of_block.remove(held.turn.block_ids)
+            self._uses_of_block.subtract(held.turn.block_ids)
+            for block in held.turn.block_ids:
+                if self._uses_of_block[block] <= 0:
+                    del self._uses_of_block[block]
             self._log.end(retention_id, held.release or reason)
             return True
 
@@ -222,16 +220,6 @@ class RetentionLedger:
     def full_report(self) -> Report:
         """See `RetentionSource.full_report`."""
         self._export()
-        with self._lock:
-            held = list(self._held.items())
-        for name, one in held:
-            # The plane ordered it and needs no report of it, except when it starts anew.
-            self._log.renew(
-                name,
-                deadline=one.confirmed,
-                lease=one.lease,
-                fencing_token=one.fencing_token,
-            )
         return self._log.full_report()
 
     def changes(self) -> Report:
@@ -282,9 +270,7 @@ class RetentionLedger:
                     held.exported = held.confirmed
         for held in due:
             if held.chain is None:
-                held.chain = chain_of(held.turn.token_ids, held.turn.context, held.turn.media)
-                # Nobody asks for them again, and they are many.
-                held.turn = replace(held.turn, token_ids=())
+                held.chain = chain_of(held.turn.token_ids, held.turn.context)
             # Encoded outside the lock; only the link thread changes what it depends on.
             encoded = _encode_handle(held.turn, held.chain, held.exported)
             with self._lock:

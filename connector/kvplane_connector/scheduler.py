@@ -10,11 +10,10 @@ from kvplane_connector.generation_words import WordSlots, tables_of
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.prefix_check import Cut, Outcome, cut_handle
 from kvplane_connector.read_fence import read_expiry
-from kvplane_connector.request_context import LeadingTokens, context_for, is_provable, media_of
+from kvplane_connector.request_context import context_for, is_provable
 from kvplane_connector.retentions import NO_EXPIRY, RetainedTurn, RetentionLedger
 from kvplane_connector.side_channel import listen_on
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
-from kvplane_connector.step_rest import StepRest
 from kvplane_connector.turn_marks import usable_mark
 from kvplane_connector.vllm_names import (
     NixlConnectorMetadata,
@@ -47,7 +46,6 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         ledger: The account of retentions, shared with the link.
         load: The load meter, shared with the link.
         link: The link to the plane; None for none.
-        rest: Told whether the engine may rest; None if it never does.
 
     """
 
@@ -60,13 +58,11 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         ledger: RetentionLedger,
         load: LoadMeter,
         link: "PlaneLink | None",
-        rest: StepRest | None = None,
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._ledger = ledger
         self._load = load
         self._link = link
-        self._rest = rest
         self._keep: set[str] = set()
         self._slots: WordSlots | None = None
         self._lacked_word = False
@@ -137,25 +133,10 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         deadlines = self._ledger.take_orders()
         release = self._ledger.take_releases()
         slots = self._slots.take_news() if self._slots is not None else {}
-        quiet = False
-        if self._rest is not None:
-            quiet = (
-                not scheduler_output.num_scheduled_tokens
-                and not scheduler_output.finished_req_ids
-                and not self._load.waiting_requests
-                and not (deadlines or release or slots or self._keep or self._reads)
-                and not (meta.reqs_to_send or meta.reqs_to_recv or meta.reqs_not_processed)
-            )
-            self._rest.stepped(quiet=quiet)
-        if deadlines or release or slots or quiet or self._keep or self._reads:
+        if deadlines or release or slots or self._keep or self._reads:
             words = {name: word for name, word in self._reads.items() if name in meta.reqs_to_recv}
             orders = StepOrders(
-                keep=self._keep,
-                deadlines=deadlines,
-                release=release,
-                slots=slots,
-                words=words,
-                at_rest=quiet,
+                keep=self._keep, deadlines=deadlines, release=release, slots=slots, words=words
             )
             setattr(meta, ATTRIBUTE, orders)
             self._keep, self._reads = set(), {}
@@ -270,10 +251,10 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         turn = RetainedTurn(
             retention_id=request.request_id,
             mark=mark,
-            token_ids=LeadingTokens(request.all_token_ids, tokens),
-            context=context_for(request),
-            media=media_of(request),
-            block_ids=_distinct(block_ids),
+            token_ids=request.all_token_ids[:tokens],
+            context=context_for(request, tokens),
+            # Block 0 is vLLM's stand-in for blocks outside a window.
+            block_ids=frozenset().union(*block_ids) - {0},
             block_size=self.block_size,
             kv_transfer_params=dict(handle),
             expiry=deadline,
@@ -292,9 +273,8 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
                 params,
                 chain,
                 request.prompt_token_ids,
-                context_for(request),
+                context_for(request, chain.tokens if chain is not None else 0),
                 _block_size(params, self.block_size),
-                media_of(request),
             )
         if cut.tokens:
             params["remote_block_ids"] = cut.block_ids
@@ -313,13 +293,6 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
     def _notify(self) -> None:
         if self._link is not None:
             self._link.notify()
-
-
-def _distinct(block_ids: Sequence[Sequence[int]]) -> frozenset[int]:
-    """The blocks of all cache groups."""
-    blocks = frozenset[int]().union(*block_ids)
-    # Block 0 is vLLM's stand-in for blocks outside a window.
-    return blocks - {0} if 0 in blocks else blocks
 
 
 def _is_fenced(params: Mapping[str, Any]) -> bool:

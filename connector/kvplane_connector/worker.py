@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -26,7 +25,6 @@ from kvplane_connector.vllm_names import (
     NixlConnectorMetadata,
     NixlPullConnectorWorker,
 )
-from kvplane_connector.worker_spin import WorkerSpin
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +40,6 @@ class KvplaneWorker(NixlPullConnectorWorker):
         engine_id: vLLM's id of this process.
         kv_cache_config: vLLM's.
         validate: Whether to validate reads by generation words, where that is possible.
-        spin: Told whether the engine rests after the step under way.
 
     """
 
@@ -51,26 +48,17 @@ class KvplaneWorker(NixlPullConnectorWorker):
     _reads: ValidatedReads | None = None
 
     def __init__(
-        self,
-        vllm_config: Any,
-        engine_id: str,
-        kv_cache_config: Any,
-        *,
-        validate: bool = True,
-        spin: WorkerSpin | None = None,
+        self, vllm_config: Any, engine_id: str, kv_cache_config: Any, *, validate: bool = True
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         require_failures_told(self, NixlPullConnectorWorker)
         self.xfer_stats = ReadStats()
         self._validate = validate
-        self._spin = spin or WorkerSpin()
         # Whose data is being asked for at this moment, and where its word is.
         self._asking: tuple[str, Word, Source] | None = None
         self._clock = EngineClock()
         self._fence = ReadFence(clock=self._clock, ahead=self._engine_clock_offset)
         self._kept: set[str] = set()
-        # None of the kept ones ends before.
-        self._next_end = math.inf
         self._released: set[str] = set()
         self._notices: Counter[str] = Counter()
         self._news: StepNews | None = None
@@ -98,7 +86,6 @@ class KvplaneWorker(NixlPullConnectorWorker):
     def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
         """See vLLM. Carries out what the scheduler ordered."""
         orders = getattr(metadata, ATTRIBUTE, None)
-        self._spin.at_rest = isinstance(orders, StepOrders) and orders.at_rest
         if isinstance(orders, StepOrders):
             self._kept |= orders.keep
             if self._words is not None and orders.slots:
@@ -111,12 +98,9 @@ class KvplaneWorker(NixlPullConnectorWorker):
             self._set_deadlines(orders.deadlines, metadata.scheduler_clock)
         if isinstance(orders, StepOrders) and orders.release:
             self._release(orders.release)
-        if metadata.reqs_not_processed:
-            # What was aborted, vLLM has taken out.
+        if self._kept:
+            # vLLM takes out what was aborted or is over.
             self._kept &= self._reqs_to_process
-        for name in metadata.reqs_to_send:
-            if name in self._kept:
-                self._next_end = min(self._next_end, self._reqs_to_send.get(name, math.inf))
 
     def take_news(self) -> StepNews | None:
         """What the scheduler is to hear after this step; None if nothing."""
@@ -232,15 +216,13 @@ class KvplaneWorker(NixlPullConnectorWorker):
     def _get_new_notifs(self) -> set[str]:
         """See vLLM. Adds the kept retentions whose time has come, and those given up."""
         done = super()._get_new_notifs()
-        if self._kept and (now := self._clock.now()) >= self._next_end:
-            # What ended in the moment after this look, vLLM has taken out itself.
-            self._kept &= self._reqs_to_process
-            ends = {name: self._reqs_to_send.get(name, math.inf) for name in self._kept}
-            expired = [name for name, end in ends.items() if end <= now]
+        if self._kept:
+            now = self._clock.now()
+            expired = [
+                name for name in self._kept if self._reqs_to_send.get(name, float("inf")) <= now
+            ]
             for name in expired:
                 self._forget(name)
-                del ends[name]
-            self._next_end = min(ends.values(), default=math.inf)
             done.update(expired)
         if self._released:
             done |= self._released
@@ -272,7 +254,6 @@ class KvplaneWorker(NixlPullConnectorWorker):
             # What is not there has ended already, and must not be reported twice.
             if name in self._reqs_to_send:
                 self._reqs_to_send[name] = deadline + ahead
-                self._next_end = min(self._next_end, deadline + ahead)
                 news.applied[name] = deadline
         if self._in_order:
             self._reqs_to_send = dict(sorted(self._reqs_to_send.items(), key=lambda one: one[1]))

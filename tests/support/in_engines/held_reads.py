@@ -3,7 +3,7 @@
 "held_reads" of `kv_connector_extra_config` names a folder, and files in it say what to do:
 
 - `held`: while it exists, the engine stands still between deciding to read and reading, as one
-  that is stopped there or swapped out;
+  that is stopped there or swapped out; it makes the file `reached` then;
 - `pauses`: seconds as JSON: "before" data is read, "within", after its first half, and "after"
   it, before the owner's word is read;
 - `trusting`: while it exists, what a word refuses is used all the same.
@@ -41,6 +41,7 @@ class KvplaneConnector(Connector):
 
         def transfer_unless_held(made: Any, *args: Any, **kwargs: Any) -> Any:
             while os.path.exists(held):  # noqa: PTH110 - see above
+                (folder / "reached").touch()
                 _stand_still(0.02)
             if made in words:
                 words.remove(made)
