@@ -20,7 +20,9 @@ from vllm.v1.request import RequestStatus
 from kvplane.client.retention import Renew
 from kvplane.transfer_params import KEY, LOCAL_ONLY, TurnMark
 from kvplane_connector.clock import EngineClock
+from kvplane_connector.kv_blocks import KvBlocks
 from kvplane_connector.load_meter import LoadMeter
+from kvplane_connector.pressure import MemoryPressure
 from kvplane_connector.retentions import RetentionLedger
 from kvplane_connector.scheduler import KvplaneScheduler
 from kvplane_connector.vllm_names import NixlPullConnectorScheduler
@@ -98,8 +100,13 @@ def new_ledger() -> RetentionLedger:
 def ours(ledger: RetentionLedger, held: int = 0) -> Any:
     """Our scheduler half with retentions that the plane knows of."""
     with mock.patch.object(NixlPullConnectorScheduler, "__init__", return_value=None):
+        blocks = KvBlocks()
+        pressure = MemoryPressure(ledger=ledger, blocks=blocks, clock=_clock)
+        load = LoadMeter(blocks)
         made = prepared(
-            KvplaneScheduler(None, "e", None, ledger=ledger, load=LoadMeter(), link=None)
+            KvplaneScheduler(
+                None, "e", None, ledger=ledger, load=load, pressure=pressure, link=None
+            )
         )
     for number in range(held):
         made.request_finished(finished_request(number, marked=True), BLOCKS)

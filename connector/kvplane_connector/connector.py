@@ -13,10 +13,13 @@ engine reads of a handle only what provably fits its prompt.
 import logging
 from typing import Any
 
+from kvplane_connector.clock import EngineClock
 from kvplane_connector.engine_facts import gather_facts
+from kvplane_connector.kv_blocks import KvBlocks, cache_groups
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.nixl_progress import progress_thread
 from kvplane_connector.plane_link import PlaneLink
+from kvplane_connector.pressure import MemoryPressure
 from kvplane_connector.read_stats import ReadMetrics, ReadStats
 from kvplane_connector.retentions import RetentionLedger
 from kvplane_connector.scheduler import KvplaneScheduler
@@ -47,7 +50,12 @@ class KvplaneConnector(NixlPullConnector):
         _complete(transfer)
         # Past NixlPullConnector's own, which would build vLLM's halves, and a second NIXL agent.
         super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
-        self._kv_load = LoadMeter()
+        self._kv_blocks = KvBlocks(
+            cache_groups(vllm_config, kv_cache_config),
+            # Newer vLLM has it.
+            watermark=getattr(vllm_config.scheduler_config, "watermark", 0.0),
+        )
+        self._pressure: MemoryPressure | None = None
         self._worker: KvplaneWorker | None = None
         self.connector_scheduler = None
         self.connector_worker = None
@@ -69,7 +77,11 @@ class KvplaneConnector(NixlPullConnector):
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         """See vLLM."""
-        self._kv_load.bind(gpu_block_pool)
+        self._kv_blocks.bind(gpu_block_pool)
+
+    def has_pending_block_frees(self) -> bool:
+        """See vLLM, which asks this before it stops a request that runs for lack of blocks."""
+        return self._pressure is not None and self._pressure.spares()
 
     def build_connector_worker_meta(self) -> StepNews | None:
         """See vLLM."""
@@ -91,6 +103,8 @@ class KvplaneConnector(NixlPullConnector):
         self, vllm_config: Any, kv_cache_config: Any, settings: Settings
     ) -> KvplaneScheduler:
         ledger = RetentionLedger(ttl=settings.lease_ttl, clamp_ttl=settings.clamp_ttl)
+        load = LoadMeter(self._kv_blocks)
+        self._pressure = MemoryPressure(ledger=ledger, blocks=self._kv_blocks, clock=EngineClock())
         link = None
         if settings.plane:
             facts = gather_facts(
@@ -100,13 +114,14 @@ class KvplaneConnector(NixlPullConnector):
                 vllm_version=VLLM_VERSION,
                 nixl_connector_version=NIXL_CONNECTOR_VERSION,
             )
-            link = PlaneLink(target=settings.plane, facts=facts, ledger=ledger, load=self._kv_load)
+            link = PlaneLink(target=settings.plane, facts=facts, ledger=ledger, load=load)
         return KvplaneScheduler(
             vllm_config,
             self.engine_id,
             kv_cache_config,
             ledger=ledger,
-            load=self._kv_load,
+            load=load,
+            pressure=self._pressure,
             link=link,
         )
 

@@ -145,6 +145,11 @@ class WordSlots:
         self._taken: dict[str, int] = {}
         self._news: dict[str, int] = {}
 
+    @property
+    def has_free(self) -> bool:
+        """Whether a retention that begins gets a word."""
+        return bool(self._free)
+
     def take(self, name: str) -> Word | None:
         """The word of a retention that begins; None if all slots are taken."""
         if not self._free:

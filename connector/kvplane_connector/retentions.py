@@ -14,6 +14,9 @@ A retention whose handle carries a generation word promises no time at all: read
 word whether they read what they were promised. Its `exported` is `NO_EXPIRY`, so that it may be
 shortened at will and released in the very step, and its handle stays as it is for its whole life.
 
+An engine that is short of memory gives retentions up by itself: `candidates` tells which there are
+and what they are worth, `reclaim` orders their release and has them reported as reclaimed.
+
 The account lives between two threads: vLLM's step loop begins, confirms and ends retentions
 and fetches orders; the link to the plane applies directives and makes reports. Building
 a report's handles and digests is left to the link.
@@ -22,7 +25,7 @@ a report's handles and digests is left to the link.
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +35,15 @@ from kvplane.client.retention import Directive, EndReason, Renew, Report, Retent
 from kvplane.client.retention_log import RetentionLog
 from kvplane.digest import DigestChain, chain_of
 from kvplane.transfer_params import KEY, TurnMark, encode_proof
+from kvplane_connector.reclaim import Candidate
+from kvplane_connector.worth import Merit, Merits, Standing, Worth
 
 # A handle is exported anew once its expiry can be moved by this part of the TTL; readers thus
 # find most of a TTL in it, and a plane that renews at every heartbeat costs no report each.
 _REFRESH_SHARE = 0.25
+
+# Planes renew at a third of the TTL: what was not renewed for this part of it is not to be kept.
+_LAPSED_SHARE = 0.5
 
 # The expiry in a handle that is read only by those who see for themselves whether it still holds:
 # long past on any engine's clock, so everybody else declines.
@@ -70,10 +78,36 @@ class RetainedTurn:
     expiry: float
     has_word: bool = False
 
+    @property
+    def session_key(self) -> SessionKey:
+        """The conversation that it belongs to."""
+        return SessionKey(
+            self.mark.tenant, self.mark.model, self.mark.adapter, self.mark.session_id
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimable:
+    """What there is to give up, and what is about to go already.
+
+    Attributes:
+        at_once: Retentions whose blocks may go at any moment.
+        later: Those whose blocks were promised until a time; the sooner it is, the less worth.
+        leaving_at_once: Released ones of the first kind, for which the workers' word is due.
+        leaving_later: Released ones of the second kind.
+
+    """
+
+    at_once: list[Candidate]
+    later: list[Candidate]
+    leaving_at_once: list[Candidate]
+    leaving_later: list[Candidate]
+
 
 @dataclass(slots=True)
 class _Held:
     turn: RetainedTurn
+    merit: Merit
     exported: float
     confirmed: float
     ordered: float
@@ -104,6 +138,11 @@ class RetentionLedger:
         self._to_export: set[str] = set()
         self._log = RetentionLog()
         self._uses_of_block: Counter[int] = Counter()
+        self._merits = Merits()
+        # Released, and not yet given up by the workers; the second are those that may go at once.
+        self._leaving: set[str] = set()
+        self._freeing: set[str] = set()
+        self._version = 0
 
     @property
     def ttl(self) -> float:
@@ -129,9 +168,11 @@ class RetentionLedger:
     def begin(self, turn: RetainedTurn) -> None:
         """A turn finished and its blocks stay until `turn.expiry`."""
         exported = NO_EXPIRY if turn.has_word else turn.expiry
-        held = _Held(turn, exported, turn.expiry, turn.expiry, self._ttl)
         with self._lock:
+            merit = self._merits.begin(turn.retention_id, turn.session_key, len(turn.token_ids))
+            held = _Held(turn, merit, exported, turn.expiry, turn.expiry, self._ttl)
             self._held[turn.retention_id] = held
+            self._version += 1
             self._to_export.add(turn.retention_id)
             self._uses_of_block.update(turn.block_ids)
 
@@ -181,6 +222,7 @@ class RetentionLedger:
         with self._lock:
             if (held := self._held.get(retention_id)) is not None:
                 held.reads = max(held.reads, reads)
+                self._merits.used(held.merit)
                 self._log.read(retention_id, held.reads)
 
     def end(self, retention_id: str, reason: EndReason = EndReason.EXPIRED) -> bool:
@@ -193,6 +235,9 @@ class RetentionLedger:
                 return False
             self._orders.pop(retention_id, None)
             self._releases.discard(retention_id)
+            self._leaving.discard(retention_id)
+            self._freeing.discard(retention_id)
+            self._version += 1
             self._to_export.discard(retention_id)
             self._uses_of_block.subtract(held.turn.block_ids)
             for block in held.turn.block_ids:
@@ -200,6 +245,50 @@ class RetentionLedger:
                     del self._uses_of_block[block]
             self._log.end(retention_id, held.release or reason)
             return True
+
+    # -- Short of memory; the step loop's too
+
+    @property
+    def is_freeing(self) -> bool:
+        """Whether releases are on their way that free blocks in the step that carries them out."""
+        return bool(self._freeing)
+
+    @property
+    def version(self) -> int:
+        """Changes when a retention begins or ends."""
+        return self._version
+
+    def candidates(self, now: float, *, in_use: Container[SessionKey]) -> Reclaimable:
+        """What could be given up for memory.
+
+        Args:
+            now: The time on the engine's clock.
+            in_use: Conversations that have a turn on this engine.
+
+        """
+        found = Reclaimable([], [], [], [])
+        kinds = (found.later, found.at_once, found.leaving_later, found.leaving_at_once)
+        with self._lock:
+            for name, held in self._held.items():
+                worth = (
+                    Worth(self._standing(held, now, in_use), held.merit.value)
+                    if held.turn.has_word
+                    else Worth(Standing.KEPT, held.exported)
+                )
+                kind = kinds[2 * (name in self._leaving) + held.turn.has_word]
+                kind.append(Candidate(name, held.turn.block_ids, worth))
+        return found
+
+    def reclaim(self, names: Iterable[str]) -> None:
+        """Gives retentions up for memory; those that are leaving or gone are ignored."""
+        with self._lock:
+            for name in names:
+                held = self._held.get(name)
+                if held is None or held.release is not None:
+                    continue
+                if not self._merits.is_superseded(name, held.turn.session_key):
+                    self._merits.given_up(held.merit)
+                self._release(held, EndReason.RECLAIMED)
 
     # -- Link to the plane; the reporting half of `kvplane.client.retention.RetentionSource`
 
@@ -244,11 +333,23 @@ class RetentionLedger:
 
     def _release(self, held: _Held, reason: EndReason) -> None:
         held.release = reason
+        self._leaving.add(held.turn.retention_id)
         if held.turn.has_word:
             self._orders.pop(held.turn.retention_id, None)
+            self._freeing.add(held.turn.retention_id)
             self._releases.add(held.turn.retention_id)
         else:
             self._order(held, held.exported)
+
+    def _standing(self, held: _Held, now: float, in_use: Container[SessionKey]) -> Standing:
+        session = held.turn.session_key
+        if session in in_use:
+            return Standing.CLAIMED
+        if self._merits.is_superseded(held.turn.retention_id, session):
+            return Standing.SUPERSEDED
+        if now > held.ordered - held.ttl * (1 - _LAPSED_SHARE):
+            return Standing.LAPSED
+        return Standing.KEPT
 
     def _order(self, held: _Held, deadline: float) -> None:
         if deadline != held.ordered:
@@ -291,7 +392,7 @@ def _retention(held: _Held, chain: DigestChain, encoded: bytes) -> Retention:
     mark = held.turn.mark
     return Retention(
         retention_id=held.turn.retention_id,
-        session_key=SessionKey(mark.tenant, mark.model, mark.adapter, mark.session_id),
+        session_key=held.turn.session_key,
         tokens=chain.tokens,
         blocks=len(held.turn.block_ids),
         kv_transfer_params=encoded,

@@ -9,6 +9,7 @@ from kvplane_connector.engine_facts import compatibility_hash
 from kvplane_connector.generation_words import WordSlots, tables_of
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.prefix_check import Cut, Outcome, cut_handle
+from kvplane_connector.pressure import MemoryPressure
 from kvplane_connector.read_fence import read_expiry
 from kvplane_connector.request_context import context_for, is_provable
 from kvplane_connector.retentions import NO_EXPIRY, RetainedTurn, RetentionLedger
@@ -45,6 +46,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         kv_cache_config: vLLM's.
         ledger: The account of retentions, shared with the link.
         load: The load meter, shared with the link.
+        pressure: What gives retentions up for requests that are short of memory.
         link: The link to the plane; None for none.
 
     """
@@ -57,11 +59,13 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         *,
         ledger: RetentionLedger,
         load: LoadMeter,
+        pressure: MemoryPressure,
         link: "PlaneLink | None",
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._ledger = ledger
         self._load = load
+        self._pressure = pressure
         self._link = link
         self._keep: set[str] = set()
         self._slots: WordSlots | None = None
@@ -84,13 +88,14 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
     def on_new_request(self, request: Any) -> None:
         """See vLLM."""
         self._load.arrived(request.request_id)
+        self._pressure.arrived(request.request_id, usable_mark(request.kv_transfer_params))
         super().on_new_request(request)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
         """See vLLM. Offers of a prefill leg's handle only what its blocks provably hold."""
-        self._load.offered(request.request_id)
+        self._pressure.asked(request, num_computed_tokens)
         params = request.kv_transfer_params
         if params and params.get("do_remote_prefill") and not _is_fenced(params):
             if _CHECKED not in params:
@@ -109,7 +114,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See vLLM."""
-        self._load.placed(request.request_id)
+        self._pressure.placed(request)
         params = request.kv_transfer_params
         if params:
             if num_external_tokens > 0 and (word := Word.decode(params)) is not None:
@@ -130,6 +135,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         """See vLLM. The only work of each step: looks at whether there is something to say."""
         meta = super().build_connector_meta(scheduler_output)
         self._load.scheduled(len(scheduler_output.num_scheduled_tokens))
+        self._pressure.relieve(scheduler_output.num_scheduled_tokens)
         deadlines = self._ledger.take_orders()
         release = self._ledger.take_releases()
         slots = self._slots.take_news() if self._slots is not None else {}
@@ -151,6 +157,8 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
             for name, reads in news.reads.items():
                 self._ledger.read(name, reads)
             changed = self._ledger.confirm(news.applied) or bool(news.reads)
+        if connector_output.finished_sending:
+            self._pressure.came_back()
         for name in connector_output.finished_sending or ():
             changed = self._ledger.end(name) or changed
             if self._slots is not None:
@@ -163,17 +171,20 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
     ) -> tuple[bool, dict[str, Any] | None]:
         """See vLLM. A decode turn with a mark is retained under a lease, and reported.
 
-        Nothing is retained while a request waits for blocks, or turns that come one after the
-        other would each wait for the last one's lease.
+        While a request waits for blocks, only what can be given up at once is retained, or turns
+        that come one after the other would each wait for the last one's lease. What cannot be
+        reported is of use to nobody.
         """
         self._load.left(request.request_id)
+        self._pressure.left(request.request_id)
         params = request.kv_transfer_params
         if params and params.get("do_remote_decode"):
             return self._stage(request, block_ids)
         mark = usable_mark(params)
         if mark is None:
             return super().request_finished(request, block_ids)
-        if self._load.lacks_blocks:
+        lacks_blocks = self._pressure.lacks_blocks and not self._has_word
+        if lacks_blocks or not _is_reportable(request):
             # Without blocks there is nothing to keep; the rest is vLLM's book-keeping. The
             # workers are told to forget the request as they are of one that was aborted.
             super().request_finished(request, [() for _ in block_ids])
@@ -213,6 +224,10 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
             self._add_word(request.request_id, handle)
         return staged, handle
 
+    @property
+    def _has_word(self) -> bool:
+        return self._slots is not None and self._slots.has_free
+
     def _add_word(self, name: str, handle: dict[str, Any]) -> bool:
         """Puts a word into the handle of blocks that stay; False if there is none to be had."""
         if self._slots is None:
@@ -239,12 +254,6 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         # The last token's KV may still be on its way: vLLM counts steps that it has only begun.
         tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         handle["remote_num_tokens"] = tokens
-        if not is_provable(request) or len(request.request_id) > _LONGEST_ID:
-            _log.warning(
-                "%s is not reported: its prompt is not tokens alone, or its id too long",
-                request.request_id[:_LONGEST_ID],
-            )
-            return
         deadline = handle[_EXPIRY]
         if has_word := self._add_word(request.request_id, handle):
             handle[_EXPIRY] = NO_EXPIRY
@@ -293,6 +302,17 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
     def _notify(self) -> None:
         if self._link is not None:
             self._link.notify()
+
+
+def _is_reportable(request: Any) -> bool:
+    """Whether the plane can hear of a turn, and readers can know what its blocks hold."""
+    if is_provable(request) and len(request.request_id) <= _LONGEST_ID:
+        return True
+    _log.warning(
+        "%s is not retained: its prompt is not tokens alone, or its id too long",
+        request.request_id[:_LONGEST_ID],
+    )
+    return False
 
 
 def _is_fenced(params: Mapping[str, Any]) -> bool:

@@ -22,6 +22,23 @@ if TYPE_CHECKING:
         SCHEDULER = 0
         WORKER = 1
 
+    class KVCacheBlock:
+        """A block of vLLM's pool; `ref_cnt` requests hold it."""
+
+        block_id: int
+        ref_cnt: int
+
+    class BlockPool:
+        """vLLM's pool of KV blocks. Block 0 is its stand-in for blocks that nobody needs."""
+
+        num_gpu_blocks: int
+        blocks: Sequence[KVCacheBlock]
+
+        def get_num_free_blocks(self) -> int: ...
+        def get_cached_block(
+            self, block_hash: Any, kv_cache_group_ids: list[int]
+        ) -> Sequence[KVCacheBlock] | None: ...
+
     class KVConnectorWorkerMetadata:
         """What workers tell the scheduler after a step."""
 

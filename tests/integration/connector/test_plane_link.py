@@ -11,6 +11,7 @@ from kvplane.digest import context_of
 from kvplane.transfer_params import TurnMark
 from kvplane_connector.clock import EngineClock
 from kvplane_connector.engine_facts import EngineFacts
+from kvplane_connector.kv_blocks import KvBlocks
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.plane_link import PlaneLink
 from kvplane_connector.retentions import RetainedTurn, RetentionLedger
@@ -61,8 +62,9 @@ def link(
         nixl_version="1.5.1",
         nixl_connector_version=14,
     )
-    load = LoadMeter()
-    load.bind(SimpleNamespace(num_gpu_blocks=100, get_num_free_blocks=lambda: 90))
+    blocks = KvBlocks()
+    blocks.bind(SimpleNamespace(num_gpu_blocks=100, get_num_free_blocks=lambda: 90))
+    load = LoadMeter(blocks)
     link = PlaneLink(
         target=plane.target, facts=facts, ledger=ledger, load=load, pause_after_failure=0.1
     )
