@@ -41,6 +41,7 @@ class RecordingPlane(engine_pb2_grpc.EngineServiceServicer):
         self.ends: Counter[str] = Counter()
         self.reads: dict[str, int] = {}
         self.loads: dict[str, engine_pb2.EngineLoad] = {}
+        self.on_load: Callable[[str, engine_pb2.EngineLoad], None] = lambda _name, _load: None
         self.deregistered: list[str] = []
         self._owners: dict[str, str] = {}
         self._epoch = 0
@@ -154,6 +155,7 @@ class RecordingPlane(engine_pb2_grpc.EngineServiceServicer):
 
     def _record(self, frame: engine_pb2.HeartbeatEngineRequest) -> None:
         self.loads[frame.name] = frame.load
+        self.on_load(frame.name, frame.load)
         if frame.full_report:
             self.full_reports.append(frame)
             for name in [one for one in self.retentions if self._owner(one) == frame.name]:

@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from kvplane_connector.kv_blocks import KvBlocks
+from kvplane_connector.load_meter import LoadMeter
+from kvplane_connector.pressure import MemoryPressure
+from kvplane_connector.retentions import RetentionLedger
+from tests.support.clock import FakeClock
 from tests.support.fake_nixl import FakeNixl
 
 NIXL = "vllm.distributed.kv_transfer.kv_connector.v1"
@@ -186,6 +191,10 @@ class VllmScheduler:
     def on_new_request(self, _: Any) -> None:
         """Keeps account of who waits."""
 
+    def get_num_new_matched_tokens(self, _: Any, __: int) -> tuple[int, bool]:
+        """Offers nothing."""
+        return 0, False
+
     def update_state_after_alloc(self, request: Any, _: Any, num_external_tokens: int) -> None:
         if num_external_tokens:
             self._reqs_need_recv[request.request_id] = SimpleNamespace(remote=SimpleNamespace())
@@ -240,6 +249,23 @@ def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]
     yield lambda name: importlib.import_module(f"kvplane_connector.{name}")
     for name in OURS:
         sys.modules.pop(f"kvplane_connector.{name}", None)
+
+
+def new_scheduler(
+    connector: Callable[[str], Any], ledger: RetentionLedger, blocks: KvBlocks | None = None
+) -> Any:
+    """Our scheduler on top of the stand-in, without a plane."""
+    blocks = blocks or KvBlocks()
+    pressure = MemoryPressure(ledger=ledger, blocks=blocks, clock=FakeClock())
+    return connector("scheduler").KvplaneScheduler(
+        None,
+        "e",
+        None,
+        ledger=ledger,
+        load=LoadMeter(blocks),
+        pressure=pressure,
+        link=None,
+    )
 
 
 @pytest.fixture

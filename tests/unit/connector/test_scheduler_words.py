@@ -9,9 +9,8 @@ import pytest
 from kvplane.client.retention import EndReason, Release
 from kvplane.transfer_params import KEY, LOCAL_ONLY, PREFILL_ONLY, WORD_KEY, TurnMark, Word
 from kvplane_connector.generation_words import SLOTS
-from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.retentions import NO_EXPIRY, RetentionLedger
-from tests.unit.connector.conftest import NOW, STAGED_TTL
+from tests.unit.connector.conftest import NOW, STAGED_TTL, new_scheduler
 
 ADDRESS, START = 0x7F00_0000_1000, 7
 MARK = TurnMark("t", "m", "a", "s")
@@ -26,9 +25,7 @@ def ledger() -> RetentionLedger:
 @pytest.fixture
 def scheduler(connector: Callable[[str], Any], ledger: RetentionLedger) -> Any:
     """An engine whose only rank has words."""
-    made = connector("scheduler").KvplaneScheduler(
-        None, "e", None, ledger=ledger, load=LoadMeter(), link=None
-    )
+    made = new_scheduler(connector, ledger)
     made.set_xfer_handshake_metadata({(0, 0): SimpleNamespace(kvplane_words=(ADDRESS, START))})
     return made
 
@@ -133,9 +130,7 @@ def test_without_a_free_word_a_turn_is_fenced_and_that_is_said_once(
 def test_ranks_without_words_are_fenced(connector: Callable[[str], Any]) -> None:
     """An older vLLM, another NIXL backend, or a setting."""
     ledger = RetentionLedger(ttl=TTL, clamp_ttl=lambda ttl: ttl)
-    plain = connector("scheduler").KvplaneScheduler(
-        None, "e", None, ledger=ledger, load=LoadMeter(), link=None
-    )
+    plain = new_scheduler(connector, ledger)
     plain.set_xfer_handshake_metadata({(0, 0): SimpleNamespace()})
 
     handle = _finish(plain, _turn())
