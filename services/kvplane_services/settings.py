@@ -70,7 +70,9 @@ class LeasesSettings(ProcessSettings):
     leases: LeasesSection = LeasesSection()
     prober: ProberSection = ProberSection()
     engines: tuple[str, ...] = Field(
-        default=(), description="Engines with the stock connector, each as ROLE=URL."
+        default=(),
+        description="Engines with the stock connector, each as "
+        "ROLE=URL[,keeps=SECONDS[,trust-history]].",
     )
 
 

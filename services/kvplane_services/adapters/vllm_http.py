@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,7 +15,14 @@ import aiohttp
 from kvplane_services.clock import Clock
 from kvplane_services.engine.addresses import check_endpoint
 from kvplane_services.engine.answers import HeartbeatAnswer, HeartbeatOutcome, Registration
-from kvplane_services.engine.model import ConnectorKind, Engine, EngineBuild, EngineLoad, Role
+from kvplane_services.engine.model import (
+    ConnectorKind,
+    Engine,
+    EngineBuild,
+    EngineLoad,
+    FixedRetention,
+    Role,
+)
 from kvplane_services.errors import AlreadyExists, Conflict, InvalidRequest, KvplaneError
 
 _log = logging.getLogger(__name__)
@@ -42,20 +50,24 @@ class Directory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NamedEngine:
-    """An engine that an operator named."""
+    """An engine that an operator named, and what they said of the turns that it keeps."""
 
     role: Role
     endpoint: str
+    fixed_retention: FixedRetention | None = None
 
     @classmethod
     def parse(cls, text: str) -> "NamedEngine":
-        """The engine in `ROLE=URL`, such as `decode=http://127.0.0.1:8200`.
+        """The engine in `ROLE=URL[,keeps=SECONDS[,trust-history]]`.
+
+        Such as `decode=http://127.0.0.1:8200,keeps=480`.
 
         Raises:
             InvalidRequest: It is not of that form.
 
         """
-        role, separator, url = text.partition("=")
+        named, *options = text.split(",")
+        role, separator, url = named.partition("=")
         known = {one.value: one for one in Role}
         if not separator or role not in known:
             raise InvalidRequest(
@@ -63,13 +75,32 @@ class NamedEngine:
                 f"{', '.join(known)}, for example prefill=http://127.0.0.1:8100",
                 field="engines",
             )
-        return cls(role=known[role], endpoint=check_endpoint(url, field="engines"))
+        return cls(
+            role=known[role],
+            endpoint=check_endpoint(url, field="engines"),
+            fixed_retention=_fixed_retention(text, Role(role), options),
+        )
 
     @property
     def engine_id(self) -> str:
         """An id that stays the same over restarts of the plane."""
         digest = hashlib.blake2b(self.endpoint.encode(), digest_size=4).hexdigest()
         return f"{self.role.value}-{digest}"
+
+    @property
+    def losses(self) -> str:
+        """What is lost, for the connector of the engine is the stock one."""
+        if not self.role.decodes:
+            return "it reads what has no proof, or fails the turn; nothing is said of its reads"
+        if self.fixed_retention is None:
+            return "what it keeps is not known: every turn is computed anew"
+        known = (
+            f"it keeps a turn for {self.fixed_retention.ttl:g} s, or one read: nothing is renewed "
+            "or released, and answers that stream do not tell of it"
+        )
+        if self.fixed_retention.trust_history:
+            return f"{known}; turns that continue a chat read its blocks without proof of tokens"
+        return f"{known}; its blocks have no proof, so prefill engines do not read them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +128,26 @@ async def probe(
         await Prober(
             engines=engines, directory=directory, session=session, clock=clock, plan=plan
         ).run()
+
+
+def _fixed_retention(text: str, role: Role, options: Sequence[str]) -> FixedRetention | None:
+    """What the options behind an engine say. Raises InvalidRequest."""
+    if not options:
+        return None
+    keeps, *others = options
+    name, separator, value = keeps.partition("=")
+    try:
+        ttl = float(value) if name == "keeps" and separator else 0.0
+    except ValueError:
+        ttl = 0.0
+    if not 0 < ttl < math.inf or others not in ([], ["trust-history"]) or not role.decodes:
+        raise InvalidRequest(
+            f"engine {text!r}: what may follow the URL of an engine that decodes is ,keeps=SECONDS "
+            "(its decoder_kv_blocks_ttl) and after that ,trust-history, as in "
+            "decode=http://127.0.0.1:8200,keeps=480",
+            field="engines",
+        )
+    return FixedRetention(ttl=ttl, trust_history=bool(others))
 
 
 class _ProbeFailed(Exception):
@@ -171,9 +222,16 @@ class Prober:
             endpoint=named.endpoint,
             models=models,
             build=EngineBuild(connector=ConnectorKind.STOCK),
+            fixed_retention=named.fixed_retention,
         )
         registration = await self._directory.register(engine, ttl=self._plan.ttl, first_come=True)
-        _log.info("%s at %s serves %s", engine.name, named.endpoint, ", ".join(models))
+        _log.info(
+            "%s at %s serves %s under the stock connector: %s",
+            engine.name,
+            named.endpoint,
+            ", ".join(models),
+            named.losses,
+        )
         return registration.engine
 
     async def _models_of(self, named: NamedEngine) -> tuple[str, ...]:

@@ -37,9 +37,12 @@ EngineOption = Annotated[
     list[str] | None,
     typer.Option(
         "--engine",
-        metavar="ROLE=URL",
+        metavar="ROLE=URL[,OPTIONS]",
         help="An engine with vLLM's own connector, by role (prefill, decode, both) and base "
-        "URL, as in prefill=http://127.0.0.1:8100; repeatable. Engines with kvplane's "
+        "URL, as in prefill=http://127.0.0.1:8100; repeatable. A decode engine that runs with "
+        "bidirectional_kv_xfer is named with its decoder_kv_blocks_ttl: "
+        "decode=http://127.0.0.1:8200,keeps=480. ',trust-history' behind that lets turns that "
+        "continue a chat read its blocks without proof of their tokens. Engines with kvplane's "
         "connector register themselves.",
     ),
 ]

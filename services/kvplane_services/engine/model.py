@@ -72,6 +72,17 @@ class EngineBuild:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedRetention:
+    """That an engine with the stock connector keeps turns, each for `ttl` seconds or one read.
+
+    `trust_history` if its blocks may be read without a proof of their tokens.
+    """
+
+    ttl: float
+    trust_history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """Load as an engine reports it. Blocks are KV blocks; shared ones count once."""
 
@@ -107,6 +118,7 @@ class Engine:
     create_time: dt.datetime | None = None
     expire_time: dt.datetime | None = None
     drain_requested: bool = False
+    fixed_retention: FixedRetention | None = None
 
     @property
     def name(self) -> str:

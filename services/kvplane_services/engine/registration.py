@@ -88,6 +88,7 @@ def check_registration(engine: Engine) -> Engine:
     elif engine.build.connector is ConnectorKind.KVPLANE:
         raise InvalidRequest("engine.nixl is required for kvplane engines", field="engine.nixl")
     _check_layout(engine)
+    _check_fixed_retention(engine)
     return replace(engine, endpoint=endpoint)
 
 
@@ -121,6 +122,21 @@ def larger_epoch(drawn: int, *known: Engine | None) -> int:
     The sequence may have begun anew in a store that lost its data, by another replica's clock.
     """
     return max([drawn, *(engine.epoch + 1 for engine in known if engine is not None)])
+
+
+def _check_fixed_retention(engine: Engine) -> None:
+    if engine.fixed_retention is None:
+        return
+    if engine.build.connector is not ConnectorKind.STOCK:
+        raise InvalidRequest(
+            "engine.fixed_retention is for engines with the stock connector: others report what "
+            "they keep",
+            field="engine.fixed_retention",
+        )
+    if engine.fixed_retention.ttl <= 0:
+        raise InvalidRequest(
+            "engine.fixed_retention.ttl must be positive", field="engine.fixed_retention.ttl"
+        )
 
 
 def _check_models(engine: Engine) -> None:

@@ -3,13 +3,14 @@
 import sys
 
 from kvplane.api.engine.v1 import engine_pb2 as pb
-from kvplane_services.durations import moment_of, timestamp
+from kvplane_services.durations import duration, moment_of, seconds_of, timestamp
 from kvplane_services.engine.model import (
     ConnectorKind,
     Engine,
     EngineBuild,
     EngineLoad,
     EngineState,
+    FixedRetention,
     KvLayout,
     NixlAddress,
     Role,
@@ -94,6 +95,11 @@ def engine_from_wire(message: pb.Engine, *, engine_id: str | None = None) -> Eng
         create_time=moment_of(message.create_time),
         expire_time=moment_of(message.expire_time),
         drain_requested=message.drain_requested,
+        fixed_retention=(
+            fixed_retention_from_wire(message.fixed_retention)
+            if message.HasField("fixed_retention")
+            else None
+        ),
     )
 
 
@@ -131,6 +137,8 @@ def engine_to_wire(engine: Engine, *, replica: str = "") -> pb.Engine:
         message.layout.dtype = engine.layout.dtype
         message.layout.tensor_parallel_size = engine.layout.tensor_parallel_size
         message.layout.compatibility_hash = engine.layout.compatibility_hash
+    if engine.fixed_retention is not None:
+        message.fixed_retention.CopyFrom(fixed_retention_to_wire(engine.fixed_retention))
     if engine.create_time is not None:
         message.create_time.CopyFrom(timestamp(engine.create_time))
     if engine.expire_time is not None:
@@ -158,6 +166,16 @@ def load_to_wire(load: EngineLoad) -> pb.EngineLoad:
         retained_blocks=load.retained_blocks,
         retentions=load.retentions,
     )
+
+
+def fixed_retention_from_wire(message: pb.FixedRetention) -> FixedRetention:
+    """What a message says of how an engine keeps turns."""
+    return FixedRetention(ttl=seconds_of(message.ttl), trust_history=message.trust_history)
+
+
+def fixed_retention_to_wire(fixed: FixedRetention) -> pb.FixedRetention:
+    """The message of it."""
+    return pb.FixedRetention(ttl=duration(fixed.ttl), trust_history=fixed.trust_history)
 
 
 def _nixl_from_wire(message: pb.Engine) -> NixlAddress | None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kvplane_services.errors import InvalidRequest
+from kvplane_services.errors import InvalidRequest, LeaseFenced
 from kvplane_services.lease.model import DigestChain, Handle, Lease
 from kvplane_services.lease.reports import RetentionReport
 
@@ -82,6 +82,19 @@ def check_lease(lease: Lease, *, field: str) -> None:
         handle=lease.handle,
         field=field,
     )
+    if len(lease.history_digest) > _MAX_MESSAGE_DIGEST_BYTES:
+        raise _invalid(
+            f"{field}.history_digest", f"has more than {_MAX_MESSAGE_DIGEST_BYTES} bytes"
+        )
+
+
+def check_token(lease: Lease, fencing_token: int) -> None:
+    """Checks the token that came with a use of a lease. Raises LeaseFenced."""
+    if lease.fencing_token != fencing_token:
+        raise LeaseFenced(
+            f"{lease.name} has another fencing token than {fencing_token}: read it again",
+            lease=lease.name,
+        )
 
 
 def _check_content(

@@ -53,7 +53,9 @@ from kvplane_services.store.ports import Feed, Sequence, Store, Table
 
 
 class LeaseManager:
-    """Grants, renews, supersedes and ends leases. Implements `LeaseControl`.
+    """Grants, renews, supersedes and ends leases.
+
+    Implements `LeaseControl` and `FixedLeaseControl`.
 
     Args:
         table: Where leases are published.
@@ -159,6 +161,14 @@ class LeaseManager:
     async def release(self, lease: str, fencing_token: int) -> None:
         """See `LeaseControl.release`. Raises InvalidRequest if `lease` is no name of a lease."""
         await self._parts.releasing.release(_required_id(lease), fencing_token)
+
+    async def consume(self, lease: str, fencing_token: int) -> None:
+        """See `FixedLeaseControl.consume`. Raises InvalidRequest if `lease` is no lease's name."""
+        await self._parts.consuming.consume(_required_id(lease), fencing_token)
+
+    async def lease_fixed(self, lease: Lease, *, ttl: float, request_id: str) -> None:
+        """See `FixedLeaseControl.lease_fixed`."""
+        await self.grant(lease, ttl=ttl, request_id=request_id)
 
     async def grant(self, lease: Lease, *, ttl: float, request_id: str = "") -> Grant:
         """Grants a lease on a retention of an engine that holds blocks for a fixed time.

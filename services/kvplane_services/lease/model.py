@@ -176,6 +176,8 @@ class Lease:
     expire_time: dt.datetime | None = None
     # Why it is RELEASING.
     release_reason: EndReason | None = None
+    # Of leases without proof; see lease.proto.
+    history_digest: bytes = b""
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from kvplane_services.lease.away_claims import AwayClaims
 from kvplane_services.lease.claim_desk import ClaimDesk
 from kvplane_services.lease.claim_notes import ClaimNotes
 from kvplane_services.lease.config import LeaseConfig
+from kvplane_services.lease.consuming import Consuming
 from kvplane_services.lease.directives import Directives
 from kvplane_services.lease.elsewhere import ElsewhereLeases
 from kvplane_services.lease.fixed_grants import FixedGrants
@@ -46,6 +47,7 @@ class LeaseParts:
     takeover: Takeover
     releasing: Releasing
     fixed: FixedGrants
+    consuming: Consuming
     upkeep: Upkeep
 
     @classmethod
@@ -164,6 +166,9 @@ class LeaseParts:
                 homes=homes,
                 clock=clock,
                 config=config,
+            ),
+            consuming=Consuming(
+                ledger=ledger, elsewhere=elsewhere, table=table, homes=homes, clock=clock
             ),
             upkeep=Upkeep(
                 ledger=ledger,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvplane_services.engine.model import Engine
-from kvplane_services.lease.model import RenewalOutcome
+from kvplane_services.lease.model import Lease, RenewalOutcome
 from kvplane_services.store.ports import Feed
 
 # The contract's bounds of one frame of renewals; see lease.proto.
@@ -40,6 +40,31 @@ class LeaseControl(Protocol):
 
     async def release(self, lease: str, fencing_token: int) -> None:
         """Ends a lease. Succeeds if it is gone. Raises LeaseFenced, Unavailable."""
+        ...
+
+
+class FixedLeaseControl(Protocol):
+    """What the router asks of the lease manager for engines that report nothing."""
+
+    async def lease_fixed(self, lease: Lease, *, ttl: float, request_id: str) -> None:
+        """Grants a lease that lasts `ttl` seconds from now; see `LeaseManager.grant`.
+
+        Raises:
+            FailedPrecondition, InvalidRequest, NotFound: It is refused.
+            Unavailable: The manager or the store cannot be reached.
+
+        """
+        ...
+
+    async def consume(self, lease: str, fencing_token: int) -> None:
+        """Takes the one read of a lease's retention; who gets an error must not read.
+
+        Raises:
+            NotFound: The lease is over.
+            FailedPrecondition: Somebody was quicker, or it is too late.
+            Unavailable: The manager or the store cannot be reached.
+
+        """
         ...
 
 

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from kvplane_services.engine.ports import Homes
-from kvplane_services.errors import Conflict, GuardFailed, LeaseFenced, Unavailable
+from kvplane_services.errors import Conflict, GuardFailed, Unavailable
 from kvplane_services.lease.elsewhere import ElsewhereLeases
+from kvplane_services.lease.grants import check_token
 from kvplane_services.lease.ledger import Ledger
 from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.lease.publication import Publication
@@ -45,7 +46,7 @@ class Releasing:
         """
         record = self._ledger.find(lease_id)
         if record is not None:
-            _check_token(record.lease, fencing_token)
+            check_token(record.lease, fencing_token)
             self._ledger.release(record, EndReason.RELEASED)
             await self._publication.publish(lease_id)
             return
@@ -70,12 +71,12 @@ class Releasing:
             if vanished is None:
                 # This replica may not have heard of it yet: only the store knows that it is gone.
                 return current
-            _check_token(vanished, fencing_token)
+            check_token(vanished, fencing_token)
             raise Unavailable("the store is being put right: retry", retry_after=1.0)
         lease = found.value
         if lease.state is LeaseState.ENDED:
             return True
-        _check_token(lease, fencing_token)
+        check_token(lease, fencing_token)
         if lease.state is LeaseState.RELEASING:
             return True
         if not self._store.reachable:
@@ -95,11 +96,3 @@ class Releasing:
             raise Conflict("its home moved meanwhile") from None
         if not self._homes.is_home(lease.engine_id):
             self._elsewhere.put(lease, revision)
-
-
-def _check_token(lease: Lease, fencing_token: int) -> None:
-    if lease.fencing_token != fencing_token:
-        raise LeaseFenced(
-            f"{lease.name} has another fencing token than {fencing_token}: read it again",
-            lease=lease.name,
-        )

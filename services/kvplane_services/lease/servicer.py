@@ -66,6 +66,13 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         await self._manager.release(request.name, request.fencing_token)
         return pb.ReleaseLeaseResponse()
 
+    async def ConsumeLease(
+        self, request: pb.ConsumeLeaseRequest, context: grpc.ServicerContext
+    ) -> pb.ConsumeLeaseResponse:
+        """See lease.proto."""
+        await self._manager.consume(request.name, request.fencing_token)
+        return pb.ConsumeLeaseResponse()
+
     async def GetLease(
         self, request: pb.GetLeaseRequest, context: grpc.ServicerContext
     ) -> pb.GetLeaseResponse:

@@ -69,6 +69,7 @@ def lease_from_wire(message: pb.Lease) -> Lease:
         ttl=seconds_of(message.ttl),
         create_time=moment_of(message.create_time),
         expire_time=moment_of(message.expire_time),
+        history_digest=message.history_digest,
     )
 
 
@@ -97,6 +98,7 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
             for claim in lease.claims
         ],
         ttl=duration(lease.ttl),
+        history_digest=lease.history_digest,
     )
     if lease.end_reason is not None:
         message.end_reason = _REASONS_BACK[lease.end_reason]

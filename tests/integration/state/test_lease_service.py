@@ -3,14 +3,16 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from kvplane.api.engine.v1 import engine_pb2
 from kvplane.api.lease.v1 import lease_pb2 as pb
 from kvplane_services.durations import duration
-from kvplane_services.engine.model import Engine
+from kvplane_services.engine.model import Engine, FixedRetention
 from kvplane_services.lease.model import EndReason, Lease
 from kvplane_services.lease.reports import EngineReport
 from kvplane_services.lease.wire import lease_from_wire, lease_to_wire
@@ -149,6 +151,33 @@ async def test_granting_on_a_stock_engine(state: ServedState) -> None:
     assert first.lease.name == again.lease.name
     assert first.ttl.seconds == 3600
     assert first.lease.state == pb.Lease.STATE_ACTIVE
+
+
+async def test_consuming(state: ServedState) -> None:
+    """The first who asks gets an answer, the next one FAILED_PRECONDITION."""
+    keeps = FixedRetention(ttl=480.0, trust_history=True)
+    engine = await state.plane.register(stock_engine(fixed_retention=keeps))
+    asked = replace(lease_for(engine), history_digest=b"so far")
+    granted = await state.leases.GrantLease(
+        pb.GrantLeaseRequest(lease=lease_to_wire(asked), ttl=duration(60.0))
+    )
+    lease = granted.lease
+    assert lease.history_digest == b"so far"
+    request = pb.ConsumeLeaseRequest(name=lease.name, fencing_token=lease.fencing_token)
+
+    await state.leases.ConsumeLease(request)
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await state.leases.ConsumeLease(request)
+    assert rich_status(refused.value).code is grpc.StatusCode.FAILED_PRECONDITION
+    got = (await state.leases.GetLease(pb.GetLeaseRequest(name=lease.name))).lease
+    assert (got.state, got.release_reason) == (
+        pb.Lease.STATE_RELEASING,
+        pb.END_REASON_CONSUMED,
+    )
+    found = (await state.engines.GetEngine(engine_pb2.GetEngineRequest(name=engine.name))).engine
+    assert found.fixed_retention.ttl.seconds == 480
+    assert found.fixed_retention.trust_history
 
 
 @pytest.mark.parametrize("missing", ["session_key", "engine", "retention_id", "handle", "tokens"])

@@ -17,7 +17,14 @@ from kvplane_services.engine.answers import (
     HeartbeatOutcome,
     Registration,
 )
-from kvplane_services.engine.model import ConnectorKind, Engine, EngineLoad, EngineState, Role
+from kvplane_services.engine.model import (
+    ConnectorKind,
+    Engine,
+    EngineLoad,
+    EngineState,
+    FixedRetention,
+    Role,
+)
 from kvplane_services.errors import AlreadyExists, InvalidRequest, Unavailable
 from tests.support.clock import FakeClock
 from tests.support.state_plane import Replicas
@@ -118,12 +125,41 @@ async def probing(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "decode", "decode=", "decoder=http://h:1", "http://h:1", "prefill=h:1", "both=ftp://h"],
+    [
+        "",
+        "decode",
+        "decode=",
+        "decoder=http://h:1",
+        "http://h:1",
+        "prefill=h:1",
+        "both=ftp://h",
+        "decode=http://h:1,keeps",
+        "decode=http://h:1,keeps=0",
+        "decode=http://h:1,keeps=inf",
+        "decode=http://h:1,keeps=nan",
+        "decode=http://h:1,trust-history",
+        "decode=http://h:1,keeps=480,trust",
+        "prefill=http://h:1,keeps=480",
+    ],
 )
 def test_malformed_engine_is_refused(text: str) -> None:
     """What is not ROLE=URL is refused with an example or the reason."""
-    with pytest.raises(InvalidRequest, match=r"ROLE=URL|expected http"):
+    with pytest.raises(InvalidRequest, match=r"ROLE=URL|expected http|keeps=SECONDS"):
         NamedEngine.parse(text)
+
+
+def test_what_an_engine_keeps_is_the_operators_word() -> None:
+    """Options behind the URL say how long a decode engine keeps turns, and whether to trust."""
+    url = "decode=http://127.0.0.1:8200"
+    plain, keeps, trusted = (
+        NamedEngine.parse(url + options)
+        for options in ("", ",keeps=480", ",keeps=30.5,trust-history")
+    )
+    assert plain.fixed_retention is None
+    assert keeps.fixed_retention == FixedRetention(480.0)
+    assert trusted.fixed_retention == FixedRetention(30.5, trust_history=True)
+    assert len({one.engine_id for one in (plain, keeps, trusted)}) == 1
+    assert len({one.losses for one in (plain, keeps, trusted)}) == 3
 
 
 def test_named_engine_has_a_stable_id() -> None:

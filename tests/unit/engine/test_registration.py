@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from kvplane_services.engine.model import KvLayout, NixlAddress
+from kvplane_services.engine.model import FixedRetention, KvLayout, NixlAddress
 from kvplane_services.engine.registration import DirectoryConfig, check_registration
 from kvplane_services.errors import InvalidRequest
 from tests.support.state_values import engine_of, stock_engine
@@ -100,3 +100,13 @@ def test_ttl_is_clamped_at_both_ends() -> None:
     config = DirectoryConfig()
 
     assert [config.clamp(ttl) for ttl in (0.0, 0.1, 1e9, 20.0)] == [15.0, 3.0, 300.0, 20.0]
+
+
+def test_only_stock_engines_have_their_retentions_told() -> None:
+    """Others report what they keep; and a time that is none is refused."""
+    keeps = FixedRetention(ttl=480.0)
+    assert check_registration(stock_engine(fixed_retention=keeps)).fixed_retention == keeps
+    with pytest.raises(InvalidRequest, match="stock connector"):
+        check_registration(engine_of(fixed_retention=keeps))
+    with pytest.raises(InvalidRequest, match="ttl"):
+        check_registration(stock_engine(fixed_retention=FixedRetention(ttl=0.0)))

@@ -76,6 +76,14 @@ class Leases:
         request = lease_pb2.ReleaseLeaseRequest(name=lease_name(lease), fencing_token=fencing_token)
         await self._calls.call(lambda stub: stub.ReleaseLease, request, repeat=True)
 
+    async def consume(self, lease: str, *, fencing_token: int) -> None:
+        """Takes the one read that an engine with the stock connector allows.
+
+        Who gets an error must not read; a call that is cut off is not repeated.
+        """
+        request = lease_pb2.ConsumeLeaseRequest(name=lease_name(lease), fencing_token=fencing_token)
+        await self._calls.call(lambda stub: stub.ConsumeLease, request, repeat=False)
+
     def watch(self, *, engine: str = "") -> AsyncGenerator[WatchEvent[Lease], None]:
         """The leases, then every grant and end, over reconnects; see `ServiceCalls.watch`."""
         name = engine_name(engine) if engine else ""

@@ -157,6 +157,7 @@ class Engine(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     DRAIN_REQUESTED_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
+    FIXED_RETENTION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Output only. Resource name: `engines/{engine}`."""
     role: Global___Role.ValueType
@@ -216,6 +217,12 @@ class Engine(_message.Message):
         do not know.
         """
 
+    @_builtins.property
+    def fixed_retention(self) -> Global___FixedRetention:
+        """Optional, for engines with the stock connector only. That it keeps turns; unset for one that
+        keeps nothing, or of which that is not known.
+        """
+
     def __init__(
         self,
         *,
@@ -236,14 +243,48 @@ class Engine(_message.Message):
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         drain_requested: _builtins.bool = ...,
         replica: _builtins.str = ...,
+        fixed_retention: Global___FixedRetention | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "create_time", b"create_time", "expire_time", b"expire_time", "layout", b"layout", "load", b"load", "nixl", b"nixl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "create_time", b"create_time", "expire_time", b"expire_time", "fixed_retention", b"fixed_retention", "layout", b"layout", "load", b"load", "nixl", b"nixl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "create_time", b"create_time", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "drain_requested", b"drain_requested", "endpoint", b"endpoint", "epoch", b"epoch", "expire_time", b"expire_time", "labels", b"labels", "layout", b"layout", "load", b"load", "models", b"models", "name", b"name", "nixl", b"nixl", "replica", b"replica", "role", b"role", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "create_time", b"create_time", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "drain_requested", b"drain_requested", "endpoint", b"endpoint", "epoch", b"epoch", "expire_time", b"expire_time", "fixed_retention", b"fixed_retention", "labels", b"labels", "layout", b"layout", "load", b"load", "models", b"models", "name", b"name", "nixl", b"nixl", "replica", b"replica", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Engine: _TypeAlias = Engine  # noqa: Y015
+
+@_typing.final
+class FixedRetention(_message.Message):
+    """How an engine with the stock connector keeps the blocks of finished turns: for a fixed time,
+    or until the first read. An operator says so, for the engine does not.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TTL_FIELD_NUMBER: _builtins.int
+    TRUST_HISTORY_FIELD_NUMBER: _builtins.int
+    trust_history: _builtins.bool
+    """Optional. True if its blocks may be read for a turn whose messages continue those of the
+    retained turn, with no proof that the tokens do too. Wrong where the chat template prints a
+    message otherwise once it is history.
+    """
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration:
+        """Required. For how long, from the end of the turn: vLLM's `decoder_kv_blocks_ttl`."""
+
+    def __init__(
+        self,
+        *,
+        ttl: _duration_pb2.Duration | None = ...,
+        trust_history: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trust_history", b"trust_history", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FixedRetention: _TypeAlias = FixedRetention  # noqa: Y015
 
 @_typing.final
 class NixlAddress(_message.Message):

@@ -230,6 +230,7 @@ class Lease(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     RELEASE_REASON_FIELD_NUMBER: _builtins.int
+    HISTORY_DIGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Output only. Resource name: `leases/{lease}`."""
     session: _builtins.str
@@ -261,6 +262,10 @@ class Lease(_message.Message):
     release_reason: Global___EndReason.ValueType
     """Output only. Why the lease is being released, while it is RELEASING: what
     `end_reason` will say.
+    """
+    history_digest: _builtins.bytes
+    """Optional. Where the handle has no proof: digest of all that shapes the prompt of a turn
+    which continues the retained one, as gateways make it; see `RouteSubject.history_digest`.
     """
     @_builtins.property
     def session_key(self) -> _session_pb2.SessionKey:
@@ -309,10 +314,11 @@ class Lease(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         release_reason: Global___EndReason.ValueType = ...,
+        history_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "handle", b"handle", "session_key", b"session_key", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claims", b"claims", "create_time", b"create_time", "decision_id", b"decision_id", "end_reason", b"end_reason", "engine", b"engine", "engine_epoch", b"engine_epoch", "expire_time", b"expire_time", "fencing_token", b"fencing_token", "handle", b"handle", "message_digest", b"message_digest", "name", b"name", "reads", b"reads", "release_reason", b"release_reason", "retention_id", b"retention_id", "session", b"session", "session_key", b"session_key", "state", b"state", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claims", b"claims", "create_time", b"create_time", "decision_id", b"decision_id", "end_reason", b"end_reason", "engine", b"engine", "engine_epoch", b"engine_epoch", "expire_time", b"expire_time", "fencing_token", b"fencing_token", "handle", b"handle", "history_digest", b"history_digest", "message_digest", b"message_digest", "name", b"name", "reads", b"reads", "release_reason", b"release_reason", "retention_id", b"retention_id", "session", b"session", "session_key", b"session_key", "state", b"state", "tokens", b"tokens", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -652,6 +658,49 @@ class ReleaseLeaseResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseLeaseResponse: _TypeAlias = ReleaseLeaseResponse  # noqa: Y015
+
+@_typing.final
+class ConsumeLeaseRequest(_message.Message):
+    """Request for ConsumeLease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Required. Resource name of the lease."""
+    fencing_token: _builtins.int
+    """Required. Token of the grant."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        fencing_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsumeLeaseRequest: _TypeAlias = ConsumeLeaseRequest  # noqa: Y015
+
+@_typing.final
+class ConsumeLeaseResponse(_message.Message):
+    """Response for ConsumeLease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsumeLeaseResponse: _TypeAlias = ConsumeLeaseResponse  # noqa: Y015
 
 @_typing.final
 class GetLeaseRequest(_message.Message):

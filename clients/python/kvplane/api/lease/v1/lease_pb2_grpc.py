@@ -77,6 +77,11 @@ class LeaseServiceStub(object):
                 request_serializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ReleaseLeaseRequest.SerializeToString,
                 response_deserializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ReleaseLeaseResponse.FromString,
                 _registered_method=True)
+        self.ConsumeLease = channel.unary_unary(
+                '/kvplane.api.lease.v1.LeaseService/ConsumeLease',
+                request_serializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ConsumeLeaseRequest.SerializeToString,
+                response_deserializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ConsumeLeaseResponse.FromString,
+                _registered_method=True)
         self.GetLease = channel.unary_unary(
                 '/kvplane.api.lease.v1.LeaseService/GetLease',
                 request_serializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.GetLeaseRequest.SerializeToString,
@@ -121,8 +126,8 @@ class LeaseServiceServicer(object):
     """
 
     def GrantLease(self, request, context):
-        """Grants a lease on a retention. Called by gateways for engines that run the stock
-        connector; retentions of kvplane engines get theirs through HeartbeatEngine.
+        """Grants a lease on a retention. Called by routers for engines that run the stock
+        connector, once a gateway saw the handle in an answer; retentions of kvplane engines get theirs through HeartbeatEngine.
         FAILED_PRECONDITION (EPOCH_STALE) if the engine restarted since.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -152,6 +157,17 @@ class LeaseServiceServicer(object):
         """Releases a lease before it expires. Idempotent: releasing a lease that is gone
         succeeds. FAILED_PRECONDITION (LEASE_FENCED) if the token is not the live one.
         Called by gateways, sessions' owners and operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConsumeLease(self, request, context):
+        """Takes the one read that a retention has whose engine frees it by that: of all who ask, one
+        is told yes, and may read. The lease is RELEASING from then on, whether or not it is read.
+        NOT_FOUND if there is no such lease any more; FAILED_PRECONDITION if somebody was quicker,
+        if too little time is left to read in, or if reads of this engine do not consume. Not
+        idempotent: who does not hear the answer must not read. Called by routers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,6 +222,11 @@ def add_LeaseServiceServicer_to_server(servicer, server):
                     servicer.ReleaseLease,
                     request_deserializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ReleaseLeaseRequest.FromString,
                     response_serializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ReleaseLeaseResponse.SerializeToString,
+            ),
+            'ConsumeLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConsumeLease,
+                    request_deserializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ConsumeLeaseRequest.FromString,
+                    response_serializer=kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ConsumeLeaseResponse.SerializeToString,
             ),
             'GetLease': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLease,
@@ -354,6 +375,33 @@ class LeaseService(object):
             '/kvplane.api.lease.v1.LeaseService/ReleaseLease',
             kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ReleaseLeaseRequest.SerializeToString,
             kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ReleaseLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConsumeLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvplane.api.lease.v1.LeaseService/ConsumeLease',
+            kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ConsumeLeaseRequest.SerializeToString,
+            kvplane_dot_api_dot_lease_dot_v1_dot_lease__pb2.ConsumeLeaseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,8 +57,8 @@ class LeaseServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LeaseServiceAsyncStub: ...
     GrantLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.GrantLeaseRequest, _lease_pb2.GrantLeaseResponse]
-    """Grants a lease on a retention. Called by gateways for engines that run the stock
-    connector; retentions of kvplane engines get theirs through HeartbeatEngine.
+    """Grants a lease on a retention. Called by routers for engines that run the stock
+    connector, once a gateway saw the handle in an answer; retentions of kvplane engines get theirs through HeartbeatEngine.
     FAILED_PRECONDITION (EPOCH_STALE) if the engine restarted since.
     """
     RenewLeases: _grpc.StreamStreamMultiCallable[_lease_pb2.RenewLeasesRequest, _lease_pb2.RenewLeasesResponse]
@@ -75,6 +75,13 @@ class LeaseServiceStub:
     """Releases a lease before it expires. Idempotent: releasing a lease that is gone
     succeeds. FAILED_PRECONDITION (LEASE_FENCED) if the token is not the live one.
     Called by gateways, sessions' owners and operators.
+    """
+    ConsumeLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ConsumeLeaseRequest, _lease_pb2.ConsumeLeaseResponse]
+    """Takes the one read that a retention has whose engine frees it by that: of all who ask, one
+    is told yes, and may read. The lease is RELEASING from then on, whether or not it is read.
+    NOT_FOUND if there is no such lease any more; FAILED_PRECONDITION if somebody was quicker,
+    if too little time is left to read in, or if reads of this engine do not consume. Not
+    idempotent: who does not hear the answer must not read. Called by routers.
     """
     GetLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.GetLeaseRequest, _lease_pb2.GetLeaseResponse]
     """Gets one lease; an ended lease can be got for a while, and says why it ended.
@@ -120,8 +127,8 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GrantLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.GrantLeaseRequest, _lease_pb2.GrantLeaseResponse]  # type: ignore[assignment]
-    """Grants a lease on a retention. Called by gateways for engines that run the stock
-    connector; retentions of kvplane engines get theirs through HeartbeatEngine.
+    """Grants a lease on a retention. Called by routers for engines that run the stock
+    connector, once a gateway saw the handle in an answer; retentions of kvplane engines get theirs through HeartbeatEngine.
     FAILED_PRECONDITION (EPOCH_STALE) if the engine restarted since.
     """
     RenewLeases: _aio.StreamStreamMultiCallable[_lease_pb2.RenewLeasesRequest, _lease_pb2.RenewLeasesResponse]  # type: ignore[assignment]
@@ -138,6 +145,13 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     """Releases a lease before it expires. Idempotent: releasing a lease that is gone
     succeeds. FAILED_PRECONDITION (LEASE_FENCED) if the token is not the live one.
     Called by gateways, sessions' owners and operators.
+    """
+    ConsumeLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.ConsumeLeaseRequest, _lease_pb2.ConsumeLeaseResponse]  # type: ignore[assignment]
+    """Takes the one read that a retention has whose engine frees it by that: of all who ask, one
+    is told yes, and may read. The lease is RELEASING from then on, whether or not it is read.
+    NOT_FOUND if there is no such lease any more; FAILED_PRECONDITION if somebody was quicker,
+    if too little time is left to read in, or if reads of this engine do not consume. Not
+    idempotent: who does not hear the answer must not read. Called by routers.
     """
     GetLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.GetLeaseRequest, _lease_pb2.GetLeaseResponse]  # type: ignore[assignment]
     """Gets one lease; an ended lease can be got for a while, and says why it ended.
@@ -186,8 +200,8 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.GrantLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_pb2.GrantLeaseResponse, _abc.Awaitable[_lease_pb2.GrantLeaseResponse]]:
-        """Grants a lease on a retention. Called by gateways for engines that run the stock
-        connector; retentions of kvplane engines get theirs through HeartbeatEngine.
+        """Grants a lease on a retention. Called by routers for engines that run the stock
+        connector, once a gateway saw the handle in an answer; retentions of kvplane engines get theirs through HeartbeatEngine.
         FAILED_PRECONDITION (EPOCH_STALE) if the engine restarted since.
         """
 
@@ -222,6 +236,19 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         """Releases a lease before it expires. Idempotent: releasing a lease that is gone
         succeeds. FAILED_PRECONDITION (LEASE_FENCED) if the token is not the live one.
         Called by gateways, sessions' owners and operators.
+        """
+
+    @_abc_1.abstractmethod
+    def ConsumeLease(
+        self,
+        request: _lease_pb2.ConsumeLeaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_lease_pb2.ConsumeLeaseResponse, _abc.Awaitable[_lease_pb2.ConsumeLeaseResponse]]:
+        """Takes the one read that a retention has whose engine frees it by that: of all who ask, one
+        is told yes, and may read. The lease is RELEASING from then on, whether or not it is read.
+        NOT_FOUND if there is no such lease any more; FAILED_PRECONDITION if somebody was quicker,
+        if too little time is left to read in, or if reads of this engine do not consume. Not
+        idempotent: who does not hear the answer must not read. Called by routers.
         """
 
     @_abc_1.abstractmethod

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from kvplane.api.engine.v1 import engine_pb2 as kvplane_dot_api_dot_engine_dot_v1_dot_engine__pb2
 from kvplane.api.session.v1 import session_pb2 as kvplane_dot_api_dot_session_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kvplane/api/router/v1/router.proto\x12\x15kvplane.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$kvplane/api/session/v1/session.proto\"\xf0\x01\n\x0cRouteSubject\x12\x43\n\x0bsession_key\x18\x01 \x01(\x0b\x32\".kvplane.api.session.v1.SessionKeyR\nsessionKey\x12\'\n\x0fmessage_digests\x18\x02 \x03(\x0cR\x0emessageDigests\x12#\n\rprompt_tokens\x18\x03 \x01(\x03R\x0cpromptTokens\x12*\n\x11max_output_tokens\x18\x04 \x01(\x03R\x0fmaxOutputTokens\x12!\n\x0c\x62lock_hashes\x18\x05 \x03(\x0cR\x0b\x62lockHashes\"\xe7\x01\n\x12\x44\x65\x63ideRouteRequest\x12=\n\x07subject\x18\x01 \x01(\x0b\x32#.kvplane.api.router.v1.RouteSubjectR\x07subject\x12H\n\x0f\x66orced_strategy\x18\x02 \x01(\x0e\x32\x1f.kvplane.api.router.v1.StrategyR\x0e\x66orcedStrategy\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x12)\n\x10\x65xcluded_engines\x18\x04 \x03(\tR\x0f\x65xcludedEngines\"R\n\x13\x44\x65\x63ideRouteResponse\x12;\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x1f.kvplane.api.router.v1.DecisionR\x08\x64\x65\x63ision\"\xac\x04\n\x08\x44\x65\x63ision\x12\x1f\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\tR\ndecisionId\x12;\n\x08strategy\x18\x02 \x01(\x0e\x32\x1f.kvplane.api.router.v1.StrategyR\x08strategy\x12=\n\x06reason\x18\x03 \x01(\x0e\x32%.kvplane.api.router.v1.DecisionReasonR\x06reason\x12\x18\n\x07\x64\x65tails\x18\x04 \x01(\tR\x07\x64\x65tails\x12\x34\n\x07prefill\x18\x05 \x01(\x0b\x32\x1a.kvplane.api.router.v1.LegR\x07prefill\x12\x32\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x1a.kvplane.api.router.v1.LegR\x06\x64\x65\x63ode\x12\x43\n\x0bsession_key\x18\x07 \x01(\x0b\x32\".kvplane.api.session.v1.SessionKeyR\nsessionKey\x12\x14\n\x05lease\x18\x08 \x01(\tR\x05lease\x12#\n\rfencing_token\x18\t \x01(\x03R\x0c\x66\x65ncingToken\x12\x1f\n\x0bheld_tokens\x18\n \x01(\x03R\nheldTokens\x12+\n\x03ttl\x18\x0b \x01(\x0b\x32\x19.google.protobuf.DurationR\x03ttl\x12\x31\n\x06waited\x18\x0c \x01(\x0b\x32\x19.google.protobuf.DurationR\x06waited\"\xc7\x01\n\x03Leg\x12\x16\n\x06\x65ngine\x18\x01 \x01(\tR\x06\x65ngine\x12\x14\n\x05\x65poch\x18\x02 \x01(\x03R\x05\x65poch\x12\x1a\n\x08\x65ndpoint\x18\x03 \x01(\tR\x08\x65ndpoint\x12,\n\x12kv_transfer_params\x18\x04 \x01(\x0cR\x10kvTransferParams\x12\x31\n\x12\x64\x61ta_parallel_rank\x18\x05 \x01(\x05H\x00R\x10\x64\x61taParallelRank\x88\x01\x01\x42\x15\n\x13_data_parallel_rank\"T\n\x13\x45xplainRouteRequest\x12=\n\x07subject\x18\x01 \x01(\x0b\x32#.kvplane.api.router.v1.RouteSubjectR\x07subject\"\xfe\x01\n\x14\x45xplainRouteResponse\x12;\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x1f.kvplane.api.router.v1.DecisionR\x08\x64\x65\x63ision\x12\x18\n\x07\x66\x61ilure\x18\x02 \x01(\tR\x07\x66\x61ilure\x12\x45\n\ncandidates\x18\x03 \x03(\x0b\x32%.kvplane.api.router.v1.RouteCandidateR\ncandidates\x12H\n\nstrategies\x18\x04 \x03(\x0b\x32(.kvplane.api.router.v1.StrategyCandidateR\nstrategies\"\xb1\x02\n\x0eRouteCandidate\x12\x16\n\x06\x65ngine\x18\x01 \x01(\tR\x06\x65ngine\x12\x30\n\x03leg\x18\x02 \x01(\x0e\x32\x1e.kvplane.api.router.v1.LegKindR\x03leg\x12\x14\n\x05score\x18\x03 \x01(\x01R\x05score\x12I\n\x06scores\x18\x04 \x03(\x0b\x32\x31.kvplane.api.router.v1.RouteCandidate.ScoresEntryR\x06scores\x12\x1c\n\trejection\x18\x05 \x01(\tR\trejection\x12\x1b\n\tin_flight\x18\x06 \x01(\x05R\x08inFlight\x1a\x39\n\x0bScoresEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x01R\x05value:\x02\x38\x01\"\xa7\x01\n\x11StrategyCandidate\x12;\n\x08strategy\x18\x01 \x01(\x0e\x32\x1f.kvplane.api.router.v1.StrategyR\x08strategy\x12&\n\x0cpredicted_ms\x18\x02 \x01(\x01H\x00R\x0bpredictedMs\x88\x01\x01\x12\x1c\n\trejection\x18\x03 \x01(\tR\trejectionB\x0f\n\r_predicted_ms\"\x9b\x03\n\x19ReportRouteOutcomeRequest\x12\x1f\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\tR\ndecisionId\x12\x30\n\x03leg\x18\x02 \x01(\x0e\x32\x1e.kvplane.api.router.v1.LegKindR\x03leg\x12=\n\x07outcome\x18\x03 \x01(\x0e\x32#.kvplane.api.router.v1.RouteOutcomeR\x07outcome\x12\x46\n\x12time_to_first_byte\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0ftimeToFirstByte\x12\x35\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08\x64uration\x12#\n\rprompt_tokens\x18\x06 \x01(\x03R\x0cpromptTokens\x12#\n\rcached_tokens\x18\x07 \x01(\x03R\x0c\x63\x61\x63hedTokens\x12#\n\routput_tokens\x18\x08 \x01(\x03R\x0coutputTokens\"\x1c\n\x1aReportRouteOutcomeResponse\"\x19\n\x17ListRoutedModelsRequest\"2\n\x18ListRoutedModelsResponse\x12\x16\n\x06models\x18\x01 \x03(\tR\x06models*c\n\x08Strategy\x12\x18\n\x14STRATEGY_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTRATEGY_LOCAL\x10\x01\x12\x11\n\rSTRATEGY_PULL\x10\x02\x12\x16\n\x12STRATEGY_RECOMPUTE\x10\x03*\x84\x03\n\x0e\x44\x65\x63isionReason\x12\x1f\n\x1b\x44\x45\x43ISION_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44\x45\x43ISION_REASON_FORCED\x10\x01\x12\x1e\n\x1a\x44\x45\x43ISION_REASON_LEASE_LIVE\x10\x02\x12\x1c\n\x18\x44\x45\x43ISION_REASON_NO_LEASE\x10\x03\x12\x1f\n\x1b\x44\x45\x43ISION_REASON_LEASE_ENDED\x10\x04\x12%\n!DECISION_REASON_HISTORY_TOO_SHORT\x10\x05\x12&\n\"DECISION_REASON_HOLDER_UNAVAILABLE\x10\x06\x12%\n!DECISION_REASON_NO_PREFILL_ENGINE\x10\x07\x12#\n\x1f\x44\x45\x43ISION_REASON_STOCK_CONNECTOR\x10\x08\x12\x1c\n\x18\x44\x45\x43ISION_REASON_CHEAPEST\x10\t\x12\x1d\n\x19\x44\x45\x43ISION_REASON_EXPLORING\x10\n*N\n\x07LegKind\x12\x18\n\x14LEG_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10LEG_KIND_PREFILL\x10\x01\x12\x13\n\x0fLEG_KIND_DECODE\x10\x02*\x9c\x01\n\x0cRouteOutcome\x12\x1d\n\x19ROUTE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17ROUTE_OUTCOME_SUCCEEDED\x10\x01\x12\x18\n\x14ROUTE_OUTCOME_FAILED\x10\x02\x12\x1b\n\x17ROUTE_OUTCOME_CANCELLED\x10\x03\x12\x19\n\x15ROUTE_OUTCOME_REFUSED\x10\x04\x32\xce\x03\n\rRouterService\x12\x64\n\x0b\x44\x65\x63ideRoute\x12).kvplane.api.router.v1.DecideRouteRequest\x1a*.kvplane.api.router.v1.DecideRouteResponse\x12g\n\x0c\x45xplainRoute\x12*.kvplane.api.router.v1.ExplainRouteRequest\x1a+.kvplane.api.router.v1.ExplainRouteResponse\x12y\n\x12ReportRouteOutcome\x12\x30.kvplane.api.router.v1.ReportRouteOutcomeRequest\x1a\x31.kvplane.api.router.v1.ReportRouteOutcomeResponse\x12s\n\x10ListRoutedModels\x12..kvplane.api.router.v1.ListRoutedModelsRequest\x1a/.kvplane.api.router.v1.ListRoutedModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kvplane/api/router/v1/router.proto\x12\x15kvplane.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\"kvplane/api/engine/v1/engine.proto\x1a$kvplane/api/session/v1/session.proto\"\x97\x02\n\x0cRouteSubject\x12\x43\n\x0bsession_key\x18\x01 \x01(\x0b\x32\".kvplane.api.session.v1.SessionKeyR\nsessionKey\x12\'\n\x0fmessage_digests\x18\x02 \x03(\x0cR\x0emessageDigests\x12#\n\rprompt_tokens\x18\x03 \x01(\x03R\x0cpromptTokens\x12*\n\x11max_output_tokens\x18\x04 \x01(\x03R\x0fmaxOutputTokens\x12!\n\x0c\x62lock_hashes\x18\x05 \x03(\x0cR\x0b\x62lockHashes\x12%\n\x0ehistory_digest\x18\x06 \x01(\x0cR\rhistoryDigest\"\xe7\x01\n\x12\x44\x65\x63ideRouteRequest\x12=\n\x07subject\x18\x01 \x01(\x0b\x32#.kvplane.api.router.v1.RouteSubjectR\x07subject\x12H\n\x0f\x66orced_strategy\x18\x02 \x01(\x0e\x32\x1f.kvplane.api.router.v1.StrategyR\x0e\x66orcedStrategy\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x12)\n\x10\x65xcluded_engines\x18\x04 \x03(\tR\x0f\x65xcludedEngines\"R\n\x13\x44\x65\x63ideRouteResponse\x12;\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x1f.kvplane.api.router.v1.DecisionR\x08\x64\x65\x63ision\"\xac\x04\n\x08\x44\x65\x63ision\x12\x1f\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\tR\ndecisionId\x12;\n\x08strategy\x18\x02 \x01(\x0e\x32\x1f.kvplane.api.router.v1.StrategyR\x08strategy\x12=\n\x06reason\x18\x03 \x01(\x0e\x32%.kvplane.api.router.v1.DecisionReasonR\x06reason\x12\x18\n\x07\x64\x65tails\x18\x04 \x01(\tR\x07\x64\x65tails\x12\x34\n\x07prefill\x18\x05 \x01(\x0b\x32\x1a.kvplane.api.router.v1.LegR\x07prefill\x12\x32\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x1a.kvplane.api.router.v1.LegR\x06\x64\x65\x63ode\x12\x43\n\x0bsession_key\x18\x07 \x01(\x0b\x32\".kvplane.api.session.v1.SessionKeyR\nsessionKey\x12\x14\n\x05lease\x18\x08 \x01(\tR\x05lease\x12#\n\rfencing_token\x18\t \x01(\x03R\x0c\x66\x65ncingToken\x12\x1f\n\x0bheld_tokens\x18\n \x01(\x03R\nheldTokens\x12+\n\x03ttl\x18\x0b \x01(\x0b\x32\x19.google.protobuf.DurationR\x03ttl\x12\x31\n\x06waited\x18\x0c \x01(\x0b\x32\x19.google.protobuf.DurationR\x06waited\"\x97\x02\n\x03Leg\x12\x16\n\x06\x65ngine\x18\x01 \x01(\tR\x06\x65ngine\x12\x14\n\x05\x65poch\x18\x02 \x01(\x03R\x05\x65poch\x12\x1a\n\x08\x65ndpoint\x18\x03 \x01(\tR\x08\x65ndpoint\x12,\n\x12kv_transfer_params\x18\x04 \x01(\x0cR\x10kvTransferParams\x12\x31\n\x12\x64\x61ta_parallel_rank\x18\x05 \x01(\x05H\x00R\x10\x64\x61taParallelRank\x88\x01\x01\x12N\n\x0f\x66ixed_retention\x18\x06 \x01(\x0b\x32%.kvplane.api.engine.v1.FixedRetentionR\x0e\x66ixedRetentionB\x15\n\x13_data_parallel_rank\"T\n\x13\x45xplainRouteRequest\x12=\n\x07subject\x18\x01 \x01(\x0b\x32#.kvplane.api.router.v1.RouteSubjectR\x07subject\"\xfe\x01\n\x14\x45xplainRouteResponse\x12;\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x1f.kvplane.api.router.v1.DecisionR\x08\x64\x65\x63ision\x12\x18\n\x07\x66\x61ilure\x18\x02 \x01(\tR\x07\x66\x61ilure\x12\x45\n\ncandidates\x18\x03 \x03(\x0b\x32%.kvplane.api.router.v1.RouteCandidateR\ncandidates\x12H\n\nstrategies\x18\x04 \x03(\x0b\x32(.kvplane.api.router.v1.StrategyCandidateR\nstrategies\"\xb1\x02\n\x0eRouteCandidate\x12\x16\n\x06\x65ngine\x18\x01 \x01(\tR\x06\x65ngine\x12\x30\n\x03leg\x18\x02 \x01(\x0e\x32\x1e.kvplane.api.router.v1.LegKindR\x03leg\x12\x14\n\x05score\x18\x03 \x01(\x01R\x05score\x12I\n\x06scores\x18\x04 \x03(\x0b\x32\x31.kvplane.api.router.v1.RouteCandidate.ScoresEntryR\x06scores\x12\x1c\n\trejection\x18\x05 \x01(\tR\trejection\x12\x1b\n\tin_flight\x18\x06 \x01(\x05R\x08inFlight\x1a\x39\n\x0bScoresEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x01R\x05value:\x02\x38\x01\"\xa7\x01\n\x11StrategyCandidate\x12;\n\x08strategy\x18\x01 \x01(\x0e\x32\x1f.kvplane.api.router.v1.StrategyR\x08strategy\x12&\n\x0cpredicted_ms\x18\x02 \x01(\x01H\x00R\x0bpredictedMs\x88\x01\x01\x12\x1c\n\trejection\x18\x03 \x01(\tR\trejectionB\x0f\n\r_predicted_ms\"\xd0\x03\n\x19ReportRouteOutcomeRequest\x12\x1f\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\tR\ndecisionId\x12\x30\n\x03leg\x18\x02 \x01(\x0e\x32\x1e.kvplane.api.router.v1.LegKindR\x03leg\x12=\n\x07outcome\x18\x03 \x01(\x0e\x32#.kvplane.api.router.v1.RouteOutcomeR\x07outcome\x12\x46\n\x12time_to_first_byte\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0ftimeToFirstByte\x12\x35\n\x08\x64uration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08\x64uration\x12#\n\rprompt_tokens\x18\x06 \x01(\x03R\x0cpromptTokens\x12#\n\rcached_tokens\x18\x07 \x01(\x03R\x0c\x63\x61\x63hedTokens\x12#\n\routput_tokens\x18\x08 \x01(\x03R\x0coutputTokens\x12\x33\n\x04kept\x18\t \x01(\x0b\x32\x1f.kvplane.api.router.v1.KeptTurnR\x04kept\"_\n\x08KeptTurn\x12,\n\x12kv_transfer_params\x18\x01 \x01(\x0cR\x10kvTransferParams\x12%\n\x0ehistory_digest\x18\x02 \x01(\x0cR\rhistoryDigest\"\x1c\n\x1aReportRouteOutcomeResponse\"\x19\n\x17ListRoutedModelsRequest\"2\n\x18ListRoutedModelsResponse\x12\x16\n\x06models\x18\x01 \x03(\tR\x06models*c\n\x08Strategy\x12\x18\n\x14STRATEGY_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTRATEGY_LOCAL\x10\x01\x12\x11\n\rSTRATEGY_PULL\x10\x02\x12\x16\n\x12STRATEGY_RECOMPUTE\x10\x03*\x84\x03\n\x0e\x44\x65\x63isionReason\x12\x1f\n\x1b\x44\x45\x43ISION_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44\x45\x43ISION_REASON_FORCED\x10\x01\x12\x1e\n\x1a\x44\x45\x43ISION_REASON_LEASE_LIVE\x10\x02\x12\x1c\n\x18\x44\x45\x43ISION_REASON_NO_LEASE\x10\x03\x12\x1f\n\x1b\x44\x45\x43ISION_REASON_LEASE_ENDED\x10\x04\x12%\n!DECISION_REASON_HISTORY_TOO_SHORT\x10\x05\x12&\n\"DECISION_REASON_HOLDER_UNAVAILABLE\x10\x06\x12%\n!DECISION_REASON_NO_PREFILL_ENGINE\x10\x07\x12#\n\x1f\x44\x45\x43ISION_REASON_STOCK_CONNECTOR\x10\x08\x12\x1c\n\x18\x44\x45\x43ISION_REASON_CHEAPEST\x10\t\x12\x1d\n\x19\x44\x45\x43ISION_REASON_EXPLORING\x10\n*N\n\x07LegKind\x12\x18\n\x14LEG_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10LEG_KIND_PREFILL\x10\x01\x12\x13\n\x0fLEG_KIND_DECODE\x10\x02*\x9c\x01\n\x0cRouteOutcome\x12\x1d\n\x19ROUTE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17ROUTE_OUTCOME_SUCCEEDED\x10\x01\x12\x18\n\x14ROUTE_OUTCOME_FAILED\x10\x02\x12\x1b\n\x17ROUTE_OUTCOME_CANCELLED\x10\x03\x12\x19\n\x15ROUTE_OUTCOME_REFUSED\x10\x04\x32\xce\x03\n\rRouterService\x12\x64\n\x0b\x44\x65\x63ideRoute\x12).kvplane.api.router.v1.DecideRouteRequest\x1a*.kvplane.api.router.v1.DecideRouteResponse\x12g\n\x0c\x45xplainRoute\x12*.kvplane.api.router.v1.ExplainRouteRequest\x1a+.kvplane.api.router.v1.ExplainRouteResponse\x12y\n\x12ReportRouteOutcome\x12\x30.kvplane.api.router.v1.ReportRouteOutcomeRequest\x1a\x31.kvplane.api.router.v1.ReportRouteOutcomeResponse\x12s\n\x10ListRoutedModels\x12..kvplane.api.router.v1.ListRoutedModelsRequest\x1a/.kvplane.api.router.v1.ListRoutedModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,42 +36,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROUTECANDIDATE_SCORESENTRY']._loaded_options = None
   _globals['_ROUTECANDIDATE_SCORESENTRY']._serialized_options = b'8\001'
-  _globals['_STRATEGY']._serialized_start=2797
-  _globals['_STRATEGY']._serialized_end=2896
-  _globals['_DECISIONREASON']._serialized_start=2899
-  _globals['_DECISIONREASON']._serialized_end=3287
-  _globals['_LEGKIND']._serialized_start=3289
-  _globals['_LEGKIND']._serialized_end=3367
-  _globals['_ROUTEOUTCOME']._serialized_start=3370
-  _globals['_ROUTEOUTCOME']._serialized_end=3526
-  _globals['_ROUTESUBJECT']._serialized_start=132
-  _globals['_ROUTESUBJECT']._serialized_end=372
-  _globals['_DECIDEROUTEREQUEST']._serialized_start=375
-  _globals['_DECIDEROUTEREQUEST']._serialized_end=606
-  _globals['_DECIDEROUTERESPONSE']._serialized_start=608
-  _globals['_DECIDEROUTERESPONSE']._serialized_end=690
-  _globals['_DECISION']._serialized_start=693
-  _globals['_DECISION']._serialized_end=1249
-  _globals['_LEG']._serialized_start=1252
-  _globals['_LEG']._serialized_end=1451
-  _globals['_EXPLAINROUTEREQUEST']._serialized_start=1453
-  _globals['_EXPLAINROUTEREQUEST']._serialized_end=1537
-  _globals['_EXPLAINROUTERESPONSE']._serialized_start=1540
-  _globals['_EXPLAINROUTERESPONSE']._serialized_end=1794
-  _globals['_ROUTECANDIDATE']._serialized_start=1797
-  _globals['_ROUTECANDIDATE']._serialized_end=2102
-  _globals['_ROUTECANDIDATE_SCORESENTRY']._serialized_start=2045
-  _globals['_ROUTECANDIDATE_SCORESENTRY']._serialized_end=2102
-  _globals['_STRATEGYCANDIDATE']._serialized_start=2105
-  _globals['_STRATEGYCANDIDATE']._serialized_end=2272
-  _globals['_REPORTROUTEOUTCOMEREQUEST']._serialized_start=2275
-  _globals['_REPORTROUTEOUTCOMEREQUEST']._serialized_end=2686
-  _globals['_REPORTROUTEOUTCOMERESPONSE']._serialized_start=2688
-  _globals['_REPORTROUTEOUTCOMERESPONSE']._serialized_end=2716
-  _globals['_LISTROUTEDMODELSREQUEST']._serialized_start=2718
-  _globals['_LISTROUTEDMODELSREQUEST']._serialized_end=2743
-  _globals['_LISTROUTEDMODELSRESPONSE']._serialized_start=2745
-  _globals['_LISTROUTEDMODELSRESPONSE']._serialized_end=2795
-  _globals['_ROUTERSERVICE']._serialized_start=3529
-  _globals['_ROUTERSERVICE']._serialized_end=3991
+  _globals['_STRATEGY']._serialized_start=3102
+  _globals['_STRATEGY']._serialized_end=3201
+  _globals['_DECISIONREASON']._serialized_start=3204
+  _globals['_DECISIONREASON']._serialized_end=3592
+  _globals['_LEGKIND']._serialized_start=3594
+  _globals['_LEGKIND']._serialized_end=3672
+  _globals['_ROUTEOUTCOME']._serialized_start=3675
+  _globals['_ROUTEOUTCOME']._serialized_end=3831
+  _globals['_ROUTESUBJECT']._serialized_start=168
+  _globals['_ROUTESUBJECT']._serialized_end=447
+  _globals['_DECIDEROUTEREQUEST']._serialized_start=450
+  _globals['_DECIDEROUTEREQUEST']._serialized_end=681
+  _globals['_DECIDEROUTERESPONSE']._serialized_start=683
+  _globals['_DECIDEROUTERESPONSE']._serialized_end=765
+  _globals['_DECISION']._serialized_start=768
+  _globals['_DECISION']._serialized_end=1324
+  _globals['_LEG']._serialized_start=1327
+  _globals['_LEG']._serialized_end=1606
+  _globals['_EXPLAINROUTEREQUEST']._serialized_start=1608
+  _globals['_EXPLAINROUTEREQUEST']._serialized_end=1692
+  _globals['_EXPLAINROUTERESPONSE']._serialized_start=1695
+  _globals['_EXPLAINROUTERESPONSE']._serialized_end=1949
+  _globals['_ROUTECANDIDATE']._serialized_start=1952
+  _globals['_ROUTECANDIDATE']._serialized_end=2257
+  _globals['_ROUTECANDIDATE_SCORESENTRY']._serialized_start=2200
+  _globals['_ROUTECANDIDATE_SCORESENTRY']._serialized_end=2257
+  _globals['_STRATEGYCANDIDATE']._serialized_start=2260
+  _globals['_STRATEGYCANDIDATE']._serialized_end=2427
+  _globals['_REPORTROUTEOUTCOMEREQUEST']._serialized_start=2430
+  _globals['_REPORTROUTEOUTCOMEREQUEST']._serialized_end=2894
+  _globals['_KEPTTURN']._serialized_start=2896
+  _globals['_KEPTTURN']._serialized_end=2991
+  _globals['_REPORTROUTEOUTCOMERESPONSE']._serialized_start=2993
+  _globals['_REPORTROUTEOUTCOMERESPONSE']._serialized_end=3021
+  _globals['_LISTROUTEDMODELSREQUEST']._serialized_start=3023
+  _globals['_LISTROUTEDMODELSREQUEST']._serialized_end=3048
+  _globals['_LISTROUTEDMODELSRESPONSE']._serialized_start=3050
+  _globals['_LISTROUTEDMODELSRESPONSE']._serialized_end=3100
+  _globals['_ROUTERSERVICE']._serialized_start=3834
+  _globals['_ROUTERSERVICE']._serialized_end=4296
 # @@protoc_insertion_point(module_scope)

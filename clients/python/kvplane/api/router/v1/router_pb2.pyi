@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from kvplane.api.engine.v1 import engine_pb2 as _engine_pb2
 from kvplane.api.session.v1 import session_pb2 as _session_pb2
 import builtins as _builtins
 import sys
@@ -182,10 +183,16 @@ class RouteSubject(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    HISTORY_DIGEST_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Optional. Tokens in the prompt, or an estimate; 0 if unknown."""
     max_output_tokens: _builtins.int
     """Optional. Tokens that the client allows the answer; 0 if unknown."""
+    history_digest: _builtins.bytes
+    """Optional. Digest of all that shapes the prompt up to the last message of the assistant, that
+    message included. Without it, or where it is not the lease's, nothing is read that has no
+    proof. Sent for models that engines with a `fixed_retention` serve.
+    """
     @_builtins.property
     def session_key(self) -> _session_pb2.SessionKey:
         """Required. `tenant` and `model` must be set; `session_id` may be empty for clients
@@ -210,10 +217,11 @@ class RouteSubject(_message.Message):
         prompt_tokens: _builtins.int = ...,
         max_output_tokens: _builtins.int = ...,
         block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+        history_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["session_key", b"session_key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "max_output_tokens", b"max_output_tokens", "message_digests", b"message_digests", "prompt_tokens", b"prompt_tokens", "session_key", b"session_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "history_digest", b"history_digest", "max_output_tokens", b"max_output_tokens", "message_digests", b"message_digests", "prompt_tokens", b"prompt_tokens", "session_key", b"session_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -373,6 +381,7 @@ class Leg(_message.Message):
     ENDPOINT_FIELD_NUMBER: _builtins.int
     KV_TRANSFER_PARAMS_FIELD_NUMBER: _builtins.int
     DATA_PARALLEL_RANK_FIELD_NUMBER: _builtins.int
+    FIXED_RETENTION_FIELD_NUMBER: _builtins.int
     engine: _builtins.str
     """`engines/{engine}`."""
     epoch: _builtins.int
@@ -381,12 +390,20 @@ class Leg(_message.Message):
     """Base URL."""
     kv_transfer_params: _builtins.bytes
     """`kv_transfer_params` for this leg's body: one JSON object, UTF-8. After a prefill
-    leg, the decode leg's are the prefill answer's with these laid over them.
+    leg, the decode leg's are the prefill answer's with these laid over them. Empty for an engine
+    with the stock connector: it gets the prefill answer's, and without one no parameters at all,
+    for it would never free what it kept for them.
     """
     data_parallel_rank: _builtins.int
     """Data-parallel rank to ask for, in X-data-parallel-rank; unset if the endpoint has
     one rank only.
     """
+    @_builtins.property
+    def fixed_retention(self) -> _engine_pb2.FixedRetention:
+        """Set on the decode leg of an engine that keeps the turn without reporting it: what its answer
+        says in `kv_transfer_params` goes into ReportRouteOutcome.
+        """
+
     def __init__(
         self,
         *,
@@ -395,10 +412,11 @@ class Leg(_message.Message):
         endpoint: _builtins.str = ...,
         kv_transfer_params: _builtins.bytes = ...,
         data_parallel_rank: _builtins.int | None = ...,
+        fixed_retention: _engine_pb2.FixedRetention | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_rank", b"_data_parallel_rank", "data_parallel_rank", b"data_parallel_rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_rank", b"_data_parallel_rank", "data_parallel_rank", b"data_parallel_rank", "fixed_retention", b"fixed_retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_rank", b"_data_parallel_rank", "data_parallel_rank", b"data_parallel_rank", "endpoint", b"endpoint", "engine", b"engine", "epoch", b"epoch", "kv_transfer_params", b"kv_transfer_params"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_rank", b"_data_parallel_rank", "data_parallel_rank", b"data_parallel_rank", "endpoint", b"endpoint", "engine", b"engine", "epoch", b"epoch", "fixed_retention", b"fixed_retention", "kv_transfer_params", b"kv_transfer_params"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__data_parallel_rank: _TypeAlias = _typing.Literal["data_parallel_rank"]  # noqa: Y015
     _WhichOneofArgType__data_parallel_rank: _TypeAlias = _typing.Literal["_data_parallel_rank", b"_data_parallel_rank"]  # noqa: Y015
@@ -580,6 +598,7 @@ class ReportRouteOutcomeRequest(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """Required. From DecideRoute."""
     leg: Global___LegKind.ValueType
@@ -602,6 +621,12 @@ class ReportRouteOutcomeRequest(_message.Message):
     def duration(self) -> _duration_pb2.Duration:
         """Optional. From sending the leg to its end."""
 
+    @_builtins.property
+    def kept(self) -> Global___KeptTurn:
+        """Optional. What the engine keeps of the turn, where the decode leg has a `fixed_retention`
+        and the answer told. Answers that stream do not.
+        """
+
     def __init__(
         self,
         *,
@@ -613,14 +638,43 @@ class ReportRouteOutcomeRequest(_message.Message):
         prompt_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         output_tokens: _builtins.int = ...,
+        kept: Global___KeptTurn | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "time_to_first_byte", b"time_to_first_byte"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "kept", b"kept", "time_to_first_byte", b"time_to_first_byte"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "decision_id", b"decision_id", "duration", b"duration", "leg", b"leg", "outcome", b"outcome", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "time_to_first_byte", b"time_to_first_byte"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "decision_id", b"decision_id", "duration", b"duration", "kept", b"kept", "leg", b"leg", "outcome", b"outcome", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "time_to_first_byte", b"time_to_first_byte"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportRouteOutcomeRequest: _TypeAlias = ReportRouteOutcomeRequest  # noqa: Y015
+
+@_typing.final
+class KeptTurn(_message.Message):
+    """What the answer of an engine with the stock connector says of the blocks that stay."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KV_TRANSFER_PARAMS_FIELD_NUMBER: _builtins.int
+    HISTORY_DIGEST_FIELD_NUMBER: _builtins.int
+    kv_transfer_params: _builtins.bytes
+    """Required. The answer's `kv_transfer_params`: one JSON object, UTF-8."""
+    history_digest: _builtins.bytes
+    """Optional. Digest of all that shapes the prompt of a turn which continues this one, as in
+    `RouteSubject.history_digest`; unset where the answer's tokens cannot be told from its text.
+    """
+    def __init__(
+        self,
+        *,
+        kv_transfer_params: _builtins.bytes = ...,
+        history_digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["history_digest", b"history_digest", "kv_transfer_params", b"kv_transfer_params"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptTurn: _TypeAlias = KeptTurn  # noqa: Y015
 
 @_typing.final
 class ReportRouteOutcomeResponse(_message.Message):
