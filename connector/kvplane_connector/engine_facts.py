@@ -28,6 +28,7 @@ class EngineFacts:
     vllm_version: str
     nixl_version: str
     nixl_connector_version: int
+    retention_budget: float | None = None
 
 
 def gather_facts(
@@ -62,6 +63,7 @@ def gather_facts(
         vllm_version=vllm_version,
         nixl_version=_installed("nixl"),
         nixl_connector_version=nixl_connector_version,
+        retention_budget=settings.retention_budget,
     )
 
 

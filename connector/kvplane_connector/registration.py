@@ -43,4 +43,5 @@ def engine_message(
         data_parallel_rank=facts.data_parallel_rank,
         data_parallel_size=facts.data_parallel_size,
         labels=facts.labels,
+        retention_budget=facts.retention_budget,
     )

@@ -47,6 +47,8 @@ class Settings:
             are fenced by expiries. To be the same on all engines: one that does not validate
             reads no retention of one that does.
         labels: Free for operators, for example {"zone": "a"}.
+        retention_budget: Part of this engine's KV blocks, 0 to 1, that the plane lets retentions
+            take. Default: what the plane is set to.
 
     """
 
@@ -61,6 +63,7 @@ class Settings:
     progress_delay_us: int = 1000
     validate_reads: bool = True
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    retention_budget: float | None = None
 
     def clamp_ttl(self, ttl: float) -> float:
         """The TTL within the bounds that is nearest to `ttl`, seconds."""
@@ -110,6 +113,9 @@ def _check(settings: Settings) -> None:
             "kvplane TTLs must satisfy 0 < min_lease_ttl <= lease_ttl <= max_lease_ttl, not "
             f"{settings.min_lease_ttl:g}, {settings.lease_ttl:g}, {settings.max_lease_ttl:g}"
         )
+    budget = settings.retention_budget
+    if budget is not None and not 0 <= budget <= 1:
+        raise SettingsError(f"kvplane retention_budget must be within 0 to 1, not {budget:g}")
     if settings.progress_delay_us < 0:
         raise SettingsError("kvplane progress_delay_us must not be negative")
 
@@ -138,6 +144,10 @@ def _number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SettingsError(f"kvplane {key} must be a number, not {value!r}")
     return float(value)
+
+
+def _optional_number(key: str, value: Any) -> float | None:
+    return None if value is None else _number(key, value)
 
 
 def _whole_number(key: str, value: Any) -> int:
@@ -170,4 +180,5 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "progress_delay_us": _whole_number,
     "validate_reads": _flag,
     "labels": _labels,
+    "retention_budget": _optional_number,
 }

@@ -142,16 +142,16 @@ class LeasesSection(Section):
         description="Seconds that a claim lasts whose holder names no length.",
     )
     idle_keep: float = Field(
-        default=120.0,
+        default=900.0,
         ge=0,
-        description="Seconds that an idle session's lease is renewed after its use.",
+        description="Seconds that an idle session's lease is renewed after its use, at most.",
     )
     retention_budget: float = Field(
         default=0.35,
         ge=0,
         le=1,
         description="Part of an engine's KV blocks that leases which are renewed may take, claimed "
-        "ones included.",
+        "ones included, where the engine names none.",
     )
 
 

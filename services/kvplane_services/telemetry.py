@@ -83,6 +83,17 @@ class Telemetry:
         # Without a unit: Prometheus' names would call a gauge of unit 1 a ratio.
         meter.create_observable_gauge(name, [observe], description=description)
 
+    def tallied(
+        self, name: str, description: str, label: str, read: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Numbers that only grow and that somebody else keeps, one for each value of the label."""
+
+        def observe(_: CallbackOptions) -> list[Observation]:
+            return [Observation(count, {label: value}) for value, count in read().items()]
+
+        meter = self._meters.get_meter("kvplane")
+        meter.create_observable_counter(name, [observe], description=description)
+
     def seconds(self, name: str, description: str) -> Histogram:
         """A distribution of durations, in seconds."""
         return self._meters.get_meter("kvplane").create_histogram(name, "s", description)

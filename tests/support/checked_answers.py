@@ -11,7 +11,7 @@ from tests.support.engine_model import Frame
 from tests.support.lease_promises import Promise, Promises
 from tests.support.state_plane import by_retention
 
-CONFIG = LeaseConfig(remember_ended=256.0)
+CONFIG = LeaseConfig(remember_ended=256.0, idle_keep=120.0)
 _GIVEN_UP = (EndReason.RELEASED, EndReason.SUPERSEDED)
 
 

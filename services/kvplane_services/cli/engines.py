@@ -134,6 +134,7 @@ _COLUMNS = (
     "KV USED",
     "KV RETAINED",
     "RETENTIONS",
+    "BUDGET",
     "REPLICA",
 )
 
@@ -153,6 +154,7 @@ def _row(engine: "engine_pb2.Engine") -> tuple[str, ...]:
         _share(engine.load.used_blocks, engine.layout.total_blocks),
         _share(engine.load.retained_blocks, engine.layout.total_blocks),
         str(engine.load.retentions),
+        f"{engine.retention_budget:.0%}" if engine.HasField("retention_budget") else "",
         engine.replica,
     )
 

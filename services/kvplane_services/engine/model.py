@@ -119,6 +119,8 @@ class Engine:
     expire_time: dt.datetime | None = None
     drain_requested: bool = False
     fixed_retention: FixedRetention | None = None
+    # Part of its KV blocks that leases may take; None: as the plane has it.
+    retention_budget: float | None = None
 
     @property
     def name(self) -> str:

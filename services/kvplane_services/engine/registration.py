@@ -79,6 +79,7 @@ def check_registration(engine: Engine) -> Engine:
     _check_models(engine)
     _check_ranks(engine)
     _check_labels(engine)
+    _check_budget(engine)
     if engine.nixl is not None:
         check_host(engine.nixl.host)
         check_port(engine.nixl.port)
@@ -164,6 +165,14 @@ def _check_labels(engine: Engine) -> None:
                 f"engine.labels: names and values may have up to {_MAX_LABEL_BYTES} bytes",
                 field="engine.labels",
             )
+
+
+def _check_budget(engine: Engine) -> None:
+    if engine.retention_budget is not None and not 0 <= engine.retention_budget <= 1:
+        raise InvalidRequest(
+            f"engine.retention_budget is {engine.retention_budget:g}: expected a part, 0 to 1",
+            field="engine.retention_budget",
+        )
 
 
 def _check_layout(engine: Engine) -> None:

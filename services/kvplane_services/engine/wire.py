@@ -100,6 +100,9 @@ def engine_from_wire(message: pb.Engine, *, engine_id: str | None = None) -> Eng
             if message.HasField("fixed_retention")
             else None
         ),
+        retention_budget=(
+            message.retention_budget if message.HasField("retention_budget") else None
+        ),
     )
 
 
@@ -126,6 +129,7 @@ def engine_to_wire(engine: Engine, *, replica: str = "") -> pb.Engine:
         load=load_to_wire(engine.load),
         drain_requested=engine.drain_requested,
         replica=replica,
+        retention_budget=engine.retention_budget,
     )
     if engine.nixl is not None:
         message.nixl.host = engine.nixl.host

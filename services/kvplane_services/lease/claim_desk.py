@@ -15,6 +15,7 @@ from kvplane_services.lease.ledger import Ledger
 from kvplane_services.lease.model import Lease, LeaseState, RenewalOutcome
 from kvplane_services.lease.ports import MAX_HOLDER_BYTES, MAX_RENEWALS, LeaseRenewal
 from kvplane_services.lease.record import Record
+from kvplane_services.lease.valuation import Valuation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class ClaimDesk:
         ledger: Leases of own engines.
         elsewhere: Leases of other replicas' engines.
         away: Claims on the latter.
+        valuation: Told of new claims.
         newest_token: The largest token that is known here.
         clock: Time; of day for leases with a fixed end elsewhere.
         config: Durations and bounds.
@@ -47,6 +49,7 @@ class ClaimDesk:
         ledger: Ledger,
         elsewhere: ElsewhereLeases,
         away: AwayClaims,
+        valuation: Valuation,
         newest_token: Callable[[], int],
         clock: Clock,
         config: LeaseConfig,
@@ -54,6 +57,7 @@ class ClaimDesk:
         self._ledger = ledger
         self._elsewhere = elsewhere
         self._away = away
+        self._valuation = valuation
         self._newest_token = newest_token
         self._clock = clock
         self._config = config
@@ -126,6 +130,8 @@ class ClaimDesk:
             self._away.add(lease, holder, now + ttl, now)
         else:
             record.claims = record.claims or Claims()
+            if not record.claims.holds(holder, now):
+                self._valuation.claimed(record, holder, now)
             record.claims.add(holder, now + ttl, now)
         return ClaimResult(RenewalOutcome.RENEWED, ttl)
 

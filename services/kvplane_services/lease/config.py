@@ -31,10 +31,10 @@ class LeaseConfig:
     # Bounds of a lease on an engine with a fixed TTL of its own.
     min_fixed_ttl: float = 1.0
     max_fixed_ttl: float = 3600.0
-    # An idle lease is renewed for this long after its last use, ...
-    idle_keep: float = 120.0
+    # An idle lease is renewed for this long after its last use at most, ...
+    idle_keep: float = 900.0
     # ... as long as leases, claimed ones included, take no more than this part of their engine's
-    # KV blocks.
+    # KV blocks, unless the engine says another one. The least worth go first.
     retention_budget: float = 0.35
     # An engine where requests wait is short of memory if less than this part of its KV blocks is
     # free, or less than its largest lease takes: what waits is a turn like those that left leases.
@@ -43,6 +43,14 @@ class LeaseConfig:
     # How long that must have been so. A turn that arrives or reads from its prefill engine counts
     # as waiting for some tenths of a second, and must not cost an idle session its lease.
     pressure_after: float = 1.0
+    # Milliseconds that computing a context anew takes: of each token, and of each pair of them.
+    recompute_per_token: float = 0.125
+    recompute_per_token_squared: float = 1.5e-6
+    # How many conversations are watched for their return; one takes about 0.4 kB.
+    max_watched: int = 32_768
+    # How often what was learnt of returns is used anew, and when it has lost half of its weight.
+    returns_refresh: float = 10.0
+    returns_half_life: float = 21_600.0
     # For how long, and how many, ended leases can still be asked for.
     remember_ended: float = 600.0
     max_ended: int = 16_384
@@ -66,8 +74,15 @@ class LeaseConfig:
             raise ValueError("idle_keep must not be negative, retention_budget within 0 to 1")
         if not 0 <= self.pressure_free <= 1 or self.pressure_after < 0:
             raise ValueError("pressure_free must be within 0 to 1, pressure_after not negative")
+        self._check_returns()
         if self.remember_ended < 0 or min(self.max_ended, self.max_claims) < 1:
             raise ValueError("remember_ended must not be negative, and limits at least 1")
+
+    def _check_returns(self) -> None:
+        if min(self.recompute_per_token, self.recompute_per_token_squared) < 0:
+            raise ValueError("recompute costs must not be negative")
+        if self.max_watched < 0 or min(self.returns_refresh, self.returns_half_life) <= 0:
+            raise ValueError("max_watched must not be negative, spans of returns positive")
 
     def clamp_claim(self, ttl: float) -> float:
         """The length granted for a claim; zero means the default."""

@@ -19,17 +19,27 @@ from kvplane_services.lease.policy import (
 from kvplane_services.lease.record import Record
 from kvplane_services.lease.reports import Directive
 from kvplane_services.lease.shelf import Shelf
+from kvplane_services.lease.valuation import Valuation
 
 _log = logging.getLogger(__name__)
+
+# How often within a renewal interval the leases of an engine with too many are weighed.
+_WEIGHINGS = 10
 
 
 class Directives:
     """Carries the policy out, and remembers what each engine was told."""
 
-    def __init__(self, *, ledger: Ledger, holders: Holders, config: LeaseConfig) -> None:
+    def __init__(
+        self, *, ledger: Ledger, holders: Holders, valuation: Valuation, config: LeaseConfig
+    ) -> None:
         self._ledger = ledger
         self._holders = holders
+        self._valuation = valuation
         self._config = config
+        # What is kept of an engine that has too much, and until when that stands: weighing all
+        # its leases for every frame would cost more than the rest of the frame.
+        self._kept: dict[str, tuple[float, AbstractSet[str]]] = {}
         # Since when requests wait for blocks, by engine.
         self._lacking: dict[str, float] = {}
 
@@ -53,7 +63,9 @@ class Directives:
                 directives.append(_directive(record, release=record.release))
             elif record.lease_id in kept:
                 self._ledger.renew(record, ttl=self._config.ttl, now=now)
-                directives.append(_directive(record, renew=self._config.ttl))
+                claimed = self._holders.claimed(record, now)
+                worth = self._valuation.worth(record, now, claimed=claimed)
+                directives.append(_directive(record, renew=self._config.ttl, worth=worth))
         if not everything:
             shelf.put_back(due)
         return tuple(directives)
@@ -61,28 +73,41 @@ class Directives:
     def forget(self, engine_id: str) -> None:
         """Forgets an engine that is gone."""
         self._lacking.pop(engine_id, None)
+        self._kept.pop(engine_id, None)
 
     def _worth_keeping(
         self, engine: Engine, shelf: Shelf, due: Iterable[Record], now: float
     ) -> set[str]:
         """Ids of those leases that are due which the policy renews."""
-        total = engine.layout.total_blocks if engine.layout else float("inf")
-        budget = total * self._config.retention_budget
+        budget = self._budget_blocks(engine)
         live = [record for record in due if record.release is None]
         if not live:
             return set()
+        wanted = {
+            record.lease_id
+            for record in live
+            if self._holders.claimed(record, now) or now - record.used_at < self._config.idle_keep
+        }
         if shelf.kept_blocks <= budget:
             # All that are wanted fit, so that none need be weighed against the others.
-            return {
-                record.lease_id
-                for record in live
-                if self._holders.claimed(record, now)
-                or now - record.used_at < self._config.idle_keep
-            }
-        kept: AbstractSet[str] = leases_to_keep(
-            self._holdings(shelf, now), budget_blocks=budget, idle_keep=self._config.idle_keep
-        )
-        return {record.lease_id for record in live if record.lease_id in kept}
+            self._kept.pop(engine.engine_id, None)
+            return wanted
+        until, kept = self._kept.get(engine.engine_id, (now, frozenset[str]()))
+        if until <= now:
+            kept = leases_to_keep(
+                self._holdings(shelf, now), budget_blocks=budget, idle_keep=self._config.idle_keep
+            )
+            until = now + self._config.renew_interval / _WEIGHINGS
+            self._kept[engine.engine_id] = until, kept
+        return wanted.intersection(kept)
+
+    def _budget_blocks(self, engine: Engine) -> float:
+        if engine.layout is None:
+            return float("inf")
+        budget = engine.retention_budget
+        if budget is None:
+            budget = self._config.retention_budget
+        return engine.layout.total_blocks * budget
 
     def _relieve(self, engine: Engine, now: float) -> bool:
         """Releases idle leases where requests wait for blocks; returns whether they do."""
@@ -121,6 +146,7 @@ class Directives:
                         fencing_token=record.fencing_token,
                         idle=0.0 if claimed else now - record.used_at,
                         claimed=claimed,
+                        worth=self._valuation.worth(record, now, claimed=claimed),
                     )
                 )
         return holdings
@@ -138,7 +164,7 @@ def _releasing_blocks(shelf: Shelf) -> int:
 
 
 def _directive(
-    record: Record, *, renew: float = 0.0, release: EndReason | None = None
+    record: Record, *, renew: float = 0.0, release: EndReason | None = None, worth: float = 0.0
 ) -> Directive:
     return Directive(
         retention_id=record.lease.retention_id,
@@ -146,4 +172,5 @@ def _directive(
         fencing_token=record.fencing_token,
         renew=renew,
         release=release,
+        worth=worth,
     )

@@ -1,7 +1,7 @@
 """The leases that ended here, for as long as they are remembered."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kvplane_services.lease.model import EndReason, Handle, Lease, LeaseState
@@ -46,6 +46,7 @@ class EndedLeases:
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         # Revisions of those that are forgotten here, and not yet deleted from the store.
         self._leaving: dict[str, int] = {}
+        self._counts = dict.fromkeys(EndReason, 0)
 
     def __contains__(self, lease_id: object) -> bool:
         return lease_id in self._ended or lease_id in self._leaving
@@ -60,7 +61,14 @@ class EndedLeases:
 
     def add(self, lease: Lease, now: float, *, revision: int) -> None:
         """Remembers a lease that ended."""
+        if lease.end_reason is not None and lease.lease_id not in self:
+            self._counts[lease.end_reason] += 1
         self._ended[lease.lease_id] = Ended(lease, now + self._remember, revision)
+
+    @property
+    def counts(self) -> Mapping[EndReason, int]:
+        """How many have ended for each reason, since this process began."""
+        return self._counts
 
     def drop(self, lease_id: str) -> None:
         """Forgets a lease that is not to be deleted from the store either."""

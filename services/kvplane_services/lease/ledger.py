@@ -8,7 +8,7 @@ Rules of the book, whoever writes into it:
 Nothing here waits. Every method takes `now` in seconds on the monotonic clock.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kvplane_services.lease.config import LeaseConfig
@@ -17,7 +17,9 @@ from kvplane_services.lease.ended import EndedLeases, as_ended
 from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.lease.newest import Newest
 from kvplane_services.lease.record import Record
+from kvplane_services.lease.return_kinds import Kind
 from kvplane_services.lease.shelf import Shelf
+from kvplane_services.lease.valuation import Valuation
 
 
 class Ledger:
@@ -26,11 +28,13 @@ class Ledger:
     Args:
         config: Durations and bounds.
         newest: The newest lease of each session, of other replicas' engines too.
+        valuation: Told of what is granted and taken up.
 
     """
 
-    def __init__(self, *, config: LeaseConfig, newest: Newest) -> None:
+    def __init__(self, *, config: LeaseConfig, newest: Newest, valuation: Valuation) -> None:
         self._config = config
+        self._valuation = valuation
         self._newest = newest
         self._records: dict[str, Record] = {}
         self._shelves: dict[str, Shelf] = {}
@@ -81,14 +85,16 @@ class Ledger:
 
     def grant(self, lease: Lease, *, ttl: float, now: float) -> Record:
         """Enters an active lease, and releases what it supersedes or, if older, itself."""
-        record = self._add(lease, ttl=ttl, now=now, revision=0)
+        kind = self._valuation.granted(lease, now)
+        record = self._add(lease, kind, ttl=ttl, now=now, revision=0)
         self._note(record)
         self._supersede(record)
         return record
 
     def take_up(self, lease: Lease, *, revision: int, ttl: float, now: float) -> Record:
         """Enters a live lease that another home granted, as it is written."""
-        record = self._add(lease, ttl=ttl, now=now, revision=revision)
+        kind = self._valuation.taken_up(lease)
+        record = self._add(lease, kind, ttl=ttl, now=now, revision=revision)
         if lease.state is LeaseState.ACTIVE:
             self._supersede(record)
         return record
@@ -133,6 +139,7 @@ class Ledger:
         """Ends what is past its deadline, and forgets what ended long ago."""
         for record in self._deadlines.pop_due(now):
             self.end(record, EndReason.EXPIRED, now)
+        self._valuation.sweep(now)
         for lease_id in self._ended.forget_old(now):
             self._change(lease_id, None)
 
@@ -237,9 +244,14 @@ class Ledger:
         """Every ended lease that is remembered."""
         return self._ended
 
+    @property
+    def ends(self) -> Mapping[EndReason, int]:
+        """How many leases have ended for each reason, since this process began."""
+        return self._ended.counts
+
     # -- Steps -------------------------------------------------------------------------------
 
-    def _add(self, lease: Lease, *, ttl: float, now: float, revision: int) -> Record:
+    def _add(self, lease: Lease, kind: Kind, *, ttl: float, now: float, revision: int) -> Record:
         record = Record(
             lease=lease,
             ttl=ttl,
@@ -247,6 +259,7 @@ class Ledger:
             deadline=now + ttl + self._config.grace,
             used_at=now,
             reads=lease.reads,
+            kind=kind,
             revision=revision,
         )
         self._records[lease.lease_id] = record

@@ -27,7 +27,7 @@ Not promised:
 """
 
 import datetime as dt
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.fixed_grants import Grant
 from kvplane_services.lease.grants import check_retention_id, lease_id_of
 from kvplane_services.lease.holders import shown
-from kvplane_services.lease.model import ClaimNote, Lease, RenewalOutcome
+from kvplane_services.lease.model import ClaimNote, EndReason, Lease, RenewalOutcome
 from kvplane_services.lease.parts import LeaseParts
 from kvplane_services.lease.ports import Engines, LeaseRenewal
 from kvplane_services.lease.record import Record
@@ -107,6 +107,11 @@ class LeaseManager:
     def unwritten(self) -> int:
         """Changes of leases and claims that the store has not taken yet."""
         return len(self._publication) + len(self._parts.notes)
+
+    @property
+    def ends(self) -> Mapping[EndReason, int]:
+        """How many leases of this replica's engines have ended for each reason."""
+        return self._ledger.ends
 
     # -- Engines -----------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from kvplane_services.lease.releasing import Releasing
 from kvplane_services.lease.takeover import Takeover
 from kvplane_services.lease.tokens import TokenIssuer
 from kvplane_services.lease.upkeep import Upkeep
+from kvplane_services.lease.valuation import Valuation
 from kvplane_services.store.ports import Sequence, Store, Table
 
 
@@ -65,7 +66,8 @@ class LeaseParts:
     ) -> "LeaseParts":
         """Makes all parts; see `LeaseManager` for what they are given."""
         newest = Newest()
-        ledger = Ledger(config=config, newest=newest)
+        valuation = Valuation(config=config)
+        ledger = Ledger(config=config, newest=newest, valuation=valuation)
         # Whoever was to renew a lease that vanished has given it up by then.
         elsewhere = ElsewhereLeases(newest=newest, grace=config.ttl + config.grace)
         notes = ClaimNotes(
@@ -108,7 +110,10 @@ class LeaseParts:
                 clock=clock,
                 config=config,
             ),
-            directives=Directives(ledger=ledger, holders=holders, config=config),
+            directives=Directives(
+                ledger=ledger, holders=holders, valuation=valuation, config=config
+            ),
+            valuation=valuation,
             engines=engines,
             homes=homes,
             clock=clock,
@@ -140,6 +145,7 @@ class LeaseParts:
                 ledger=ledger,
                 elsewhere=elsewhere,
                 away=away,
+                valuation=valuation,
                 newest_token=lambda: issuer.highest,
                 clock=clock,
                 config=config,

@@ -2,8 +2,9 @@
 
 - A lease is renewed while it is claimed, and for a while after its last use.
 - Leases that are renewed take at most a part of their engine's memory. Claimed ones come first,
-  then the newest; a claim does not raise that bound.
-- Where requests wait for memory, no lease is renewed, and idle ones are given up.
+  then those that are worth the most; a claim does not raise that bound.
+- Where requests wait for memory, no lease is renewed, and idle ones are given up, the least worth
+  first.
 
 A lease that is not renewed still lasts until the expiry that its engine told to readers, which is
 at most one TTL away. That bounds how long a request can wait because of leases.
@@ -18,13 +19,17 @@ from kvplane_services.engine.model import EngineLoad
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A live lease as the policy sees it; `idle` in seconds since its last use."""
+    """A live lease as the policy sees it; `idle` in seconds since its last use.
+
+    `worth`: see `worth_per_block`.
+    """
 
     lease_id: str
     blocks: int
     fencing_token: int
     idle: float
     claimed: bool
+    worth: float = 0.0
 
 
 def leases_to_keep(
@@ -39,7 +44,9 @@ def leases_to_keep(
 
     """
     wanted = [holding for holding in holdings if holding.claimed or holding.idle < idle_keep]
-    wanted.sort(key=lambda holding: (holding.claimed, holding.fencing_token), reverse=True)
+    wanted.sort(
+        key=lambda holding: (holding.claimed, holding.worth, holding.fencing_token), reverse=True
+    )
     kept: set[str] = set()
     used = 0
     for holding in wanted:
@@ -76,10 +83,10 @@ def lacks_blocks(load: EngineLoad, *, total_blocks: int, few_blocks: float) -> b
 
 
 def leases_to_give_up(holdings: Iterable[Holding], *, blocks: float) -> AbstractSet[str]:
-    """Ids of the unclaimed leases to release for so many blocks, the longest idle first."""
+    """Ids of the unclaimed leases to release for so many blocks, the least worth first."""
     given_up: set[str] = set()
     idle = (holding for holding in holdings if not holding.claimed)
-    for holding in sorted(idle, key=lambda holding: holding.idle, reverse=True):
+    for holding in sorted(idle, key=lambda holding: (holding.worth, -holding.idle)):
         if blocks <= 0:
             break
         given_up.add(holding.lease_id)

@@ -17,6 +17,7 @@ from kvplane_services.lease.model import EndReason
 from kvplane_services.lease.ports import Engines
 from kvplane_services.lease.record import Record
 from kvplane_services.lease.reports import Directive, EngineReport, ReportAnswer, RetentionReport
+from kvplane_services.lease.valuation import Valuation
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Reconciler:
         reporting: The engines that report.
         granting: Grants leases.
         directives: What engines are told.
+        valuation: Told of reads.
         engines: Which engines are registered, and with which epoch.
         homes: Which of them are this replica's.
         clock: Time.
@@ -43,6 +45,7 @@ class Reconciler:
         reporting: ReportingEngines,
         granting: Granting,
         directives: Directives,
+        valuation: Valuation,
         engines: Engines,
         homes: Homes,
         clock: Clock,
@@ -52,6 +55,7 @@ class Reconciler:
         self._reporting = reporting
         self._granting = granting
         self._directives = directives
+        self._valuation = valuation
         self._engines = engines
         self._homes = homes
         self._clock = clock
@@ -169,6 +173,7 @@ class Reconciler:
         for retention_id, reads in report.reads:
             record = self._ledger.retention(engine.engine_id, retention_id)
             if record is not None and reads > record.reads:
+                self._valuation.used(record, now)
                 record.used_at = now
                 record.reads = reads
 

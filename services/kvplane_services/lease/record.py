@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvplane_services.lease.claims import Claims
 from kvplane_services.lease.model import EndReason, Lease, LeaseState
+from kvplane_services.lease.return_kinds import Kind
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +25,8 @@ class Record:
     used_at: float
     # Reads that the engine counted; the lease has those of when it was last written.
     reads: int
+    # What its conversation's return is foretold from.
+    kind: Kind
     # Store revision of the lease; 0 if it is not written.
     revision: int = 0
     # Whether the engine was told the lease's name, or to release it.

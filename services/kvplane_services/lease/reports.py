@@ -38,13 +38,17 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """What an engine is to do with a retention: hold it `renew` seconds more, or `release` it."""
+    """What an engine is to do with a retention: hold it `renew` seconds more, or `release` it.
+
+    `worth`: what keeping it is worth while it is renewed; see `worth_per_block`.
+    """
 
     retention_id: str
     lease: str
     fencing_token: int
     renew: float = 0.0
     release: EndReason | None = None
+    worth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

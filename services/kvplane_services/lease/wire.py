@@ -201,6 +201,7 @@ def directive_to_wire(directive: Directive) -> engine_pb2.LeaseDirective:
         message.release = _REASONS_BACK[directive.release]
     else:
         message.renew.CopyFrom(duration(directive.renew))
+        message.worth = directive.worth
     return message
 
 

@@ -14,6 +14,7 @@ from kvplane_services.clock import Clock
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.grpc_server import GrpcServer, GrpcServerConfig
 from kvplane_services.listen import ListenAddress
+from kvplane_services.main.lease_tallies import Tally
 from kvplane_services.main.process import Stop, background, say
 from kvplane_services.main.store_gauges import Gauge
 from kvplane_services.router.ports import Router
@@ -85,10 +86,11 @@ async def serving_gateway(
     clock: Clock,
     stop: Stop,
     gauges: Sequence[Gauge] = (),
+    tallies: Sequence[Tally] = (),
 ) -> AsyncGenerator[None]:
     """Serves the OpenAI-compatible gateway inside of the block, and says where.
 
-    Once a stop is asked for /readyz says so. /metrics show the gauges besides the gateway's own.
+    Once a stop is asked for /readyz says so. /metrics show gauges and tallies besides its own.
 
     Raises:
         OSError: The address is taken.
@@ -116,6 +118,8 @@ async def serving_gateway(
     telemetry = Telemetry(service_name="kvplane-gateway", span_exporter=exporter)
     for gauge in gauges:
         telemetry.observed(gauge.name, gauge.description, gauge.read)
+    for tally in tallies:
+        telemetry.tallied(tally.name, tally.description, tally.label, tally.read)
     app = build_gateway(router=router, settings=config, clock=clock, telemetry=telemetry)
     _refuse_taken(address)
 

@@ -1,6 +1,7 @@
 """`kvplane up`: everything in one process."""
 
 from kvplane_services.clock import Clock
+from kvplane_services.main.lease_tallies import lease_tallies
 from kvplane_services.main.listeners import (
     grpc_server,
     load_gateway,
@@ -61,6 +62,7 @@ async def run_plane(settings: PlaneSettings, *, clock: Clock) -> None:
                 clock=clock,
                 stop=stop,
                 gauges=store_gauges(store, leases=leases, registry=registry),
+                tallies=lease_tallies(leases),
             ),
         ):
             say(f"{replica}, state in {place_of(settings.store)}")

@@ -65,6 +65,7 @@ def test_every_setting_can_be_given() -> None:
         ({"max_lease_ttl": 20}, "lease_ttl <= max_lease_ttl"),
         ({"progress_thread": 1}, "true or false"),
         ({"progress_delay_us": -1}, "negative"),
+        ({"retention_budget": 1.5}, "within 0 to 1"),
         ({"labels": {"zone": 1}}, "object of strings"),
         ({"engine_id": 7}, "must be a string"),
     ],

@@ -10,8 +10,10 @@ from kvplane_services.lease.policy import (
 )
 
 
-def holding(token: int, *, blocks: int = 10, idle: float = 0.0, claimed: bool = False) -> Holding:
-    return Holding(f"l{token}", blocks, token, idle, claimed)
+def holding(
+    token: int, *, blocks: int = 10, idle: float = 0.0, claimed: bool = False, worth: float = 0.0
+) -> Holding:
+    return Holding(f"l{token}", blocks, token, idle, claimed, worth)
 
 
 def kept(*holdings: Holding, budget: float = 100.0) -> set[str]:
@@ -40,6 +42,15 @@ def test_idle_leases_are_kept_for_a_while() -> None:
 def test_the_newest_are_kept_within_the_budget() -> None:
     """Where memory is short the oldest go, however many there are."""
     assert {"l3", "l2"} == kept(*(holding(token, blocks=40) for token in (1, 2, 3)))
+
+
+def test_the_most_worth_are_kept_within_the_budget() -> None:
+    """Worth outweighs age; a claim outweighs worth."""
+    assert {"l1", "l3"} == kept(
+        holding(1, blocks=40, worth=2.0),
+        holding(2, blocks=40, worth=1.0),
+        holding(3, blocks=40, claimed=True),
+    )
 
 
 def test_a_small_lease_fits_where_a_large_one_does_not() -> None:
@@ -72,6 +83,13 @@ def test_few_blocks_are_those_that_the_next_turn_would_not_fit_into() -> None:
     assert few_blocks([], total_blocks=100, share=0.1) == 10
     assert few_blocks([holding(1, blocks=4)], total_blocks=100, share=0.1) == 10
     assert few_blocks([holding(1, blocks=27)], total_blocks=100, share=0.1) == 27
+
+
+def test_the_least_worth_are_given_up_first() -> None:
+    """However long they were idle."""
+    holdings = [holding(1, idle=500.0, worth=3.0), holding(2, idle=5.0, worth=1.0)]
+
+    assert leases_to_give_up(holdings, blocks=1) == {"l2"}
 
 
 def test_the_longest_idle_are_given_up_as_far_as_needed() -> None:

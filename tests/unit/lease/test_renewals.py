@@ -21,8 +21,9 @@ async def test_leases_are_renewed_once_per_interval(plane: StatePlane) -> None:
     assert (await plane.report(engine, held())).directives == ()
 
 
-async def test_idle_leases_lapse(plane: StatePlane) -> None:
+async def test_idle_leases_lapse() -> None:
     """A lease that nobody used for `idle_keep` is no longer renewed, nor released."""
+    plane = StatePlane(leases=LeaseConfig(idle_keep=120.0))
     engine = await plane.register()
     await plane.report(engine, full(retention_of()))
     renewals: list[Directive] = []
@@ -48,8 +49,9 @@ async def test_a_claim_counts_where_nothing_is_kept_for_being_recent() -> None:
     assert renewals == [1, 0, 0]
 
 
-async def test_a_read_is_a_use(plane: StatePlane) -> None:
+async def test_a_read_is_a_use() -> None:
     """A retention that is read stays worth keeping."""
+    plane = StatePlane(leases=LeaseConfig(idle_keep=120.0))
     engine = await plane.register()
     await plane.report(engine, full(retention_of()))
     for _ in range(11):
@@ -62,8 +64,9 @@ async def test_a_read_is_a_use(plane: StatePlane) -> None:
     assert len((await plane.report(engine, held())).directives) == 1
 
 
-async def test_claimed_leases_are_renewed_however_long(plane: StatePlane) -> None:
+async def test_claimed_leases_are_renewed_however_long() -> None:
     """A claim keeps a lease past its idle time, and for that time after the claim's end."""
+    plane = StatePlane(leases=LeaseConfig(idle_keep=120.0))
     engine = await plane.register()
     lease = await plane.held_lease(engine, full(retention_of()))
     renewed = []
@@ -80,7 +83,7 @@ async def test_claimed_leases_are_renewed_however_long(plane: StatePlane) -> Non
 
 
 async def test_the_budget_limits_what_is_renewed() -> None:
-    """Of too many leases those that are claimed are renewed, then the newest."""
+    """Of too many leases the claimed ones are renewed, then, of one kind, the newest."""
     plane = StatePlane(leases=LeaseConfig(retention_budget=0.5))
     engine = await plane.register(engine_of(layout=KvLayout(block_size=16, total_blocks=100)))
     leases = {}

@@ -18,7 +18,9 @@ async def test_a_retention_gets_a_lease(plane: StatePlane) -> None:
 
     (directive,) = answer.directives
     lease = plane.manager.get(directive.lease)
-    assert Directive("r1", lease.name, lease.fencing_token, renew=30.0) == directive
+    assert directive.worth > 0
+    expected = Directive("r1", lease.name, lease.fencing_token, renew=30.0, worth=directive.worth)
+    assert expected == directive
     assert not answer.full_report_needed
     assert lease.state is LeaseState.ACTIVE
     assert (key_of(), "d0", engine.epoch, "r1") == (

@@ -58,7 +58,8 @@ def directives_of(directives: Iterable[engine_pb2.LeaseDirective]) -> Iterator[D
     for one in directives:
         match one.WhichOneof("directive"):
             case "renew":
-                yield Renew(one.retention_id, one.lease, one.fencing_token, seconds_of(one.renew))
+                ttl = seconds_of(one.renew)
+                yield Renew(one.retention_id, one.lease, one.fencing_token, ttl, one.worth)
             case "release":
                 reason = _reason_from_wire(one.release)
                 yield Release(one.retention_id, one.lease, one.fencing_token, reason)

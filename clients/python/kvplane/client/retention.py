@@ -90,12 +90,16 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Hold a retention for `ttl` seconds from when the answered frame was sent."""
+    """Hold a retention for `ttl` seconds from when the answered frame was sent.
+
+    `worth`: see `LeaseDirective.worth` in engine.proto; zero if the plane does not say.
+    """
 
     retention_id: str
     lease: str
     fencing_token: int
     ttl: float
+    worth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,7 @@ class Engine(_message.Message):
     DRAIN_REQUESTED_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
     FIXED_RETENTION_FIELD_NUMBER: _builtins.int
+    RETENTION_BUDGET_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Output only. Resource name: `engines/{engine}`."""
     role: Global___Role.ValueType
@@ -179,6 +180,10 @@ class Engine(_message.Message):
     replica: _builtins.str
     """Output only. The replica of the plane that its heartbeats come to, by the id that the replica
     prints when it starts. Empty for a lost engine, and in watches, which do not tell of moves.
+    """
+    retention_budget: _builtins.float
+    """Optional. Part of its KV blocks that leases which are renewed may take, 0 to 1, in place of
+    what the plane is set to.
     """
     @_builtins.property
     def nixl(self) -> Global___NixlAddress:
@@ -244,12 +249,15 @@ class Engine(_message.Message):
         drain_requested: _builtins.bool = ...,
         replica: _builtins.str = ...,
         fixed_retention: Global___FixedRetention | None = ...,
+        retention_budget: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "create_time", b"create_time", "expire_time", b"expire_time", "fixed_retention", b"fixed_retention", "layout", b"layout", "load", b"load", "nixl", b"nixl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retention_budget", b"_retention_budget", "build", b"build", "create_time", b"create_time", "expire_time", b"expire_time", "fixed_retention", b"fixed_retention", "layout", b"layout", "load", b"load", "nixl", b"nixl", "retention_budget", b"retention_budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "create_time", b"create_time", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "drain_requested", b"drain_requested", "endpoint", b"endpoint", "epoch", b"epoch", "expire_time", b"expire_time", "fixed_retention", b"fixed_retention", "labels", b"labels", "layout", b"layout", "load", b"load", "models", b"models", "name", b"name", "nixl", b"nixl", "replica", b"replica", "role", b"role", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_budget", b"_retention_budget", "build", b"build", "create_time", b"create_time", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "drain_requested", b"drain_requested", "endpoint", b"endpoint", "epoch", b"epoch", "expire_time", b"expire_time", "fixed_retention", b"fixed_retention", "labels", b"labels", "layout", b"layout", "load", b"load", "models", b"models", "name", b"name", "nixl", b"nixl", "replica", b"replica", "retention_budget", b"retention_budget", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__retention_budget: _TypeAlias = _typing.Literal["retention_budget"]  # noqa: Y015
+    _WhichOneofArgType__retention_budget: _TypeAlias = _typing.Literal["_retention_budget", b"_retention_budget"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_budget) -> _WhichOneofReturnType__retention_budget | None: ...
 
 Global___Engine: _TypeAlias = Engine  # noqa: Y015
 
@@ -790,6 +798,7 @@ class LeaseDirective(_message.Message):
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     RENEW_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    WORTH_FIELD_NUMBER: _builtins.int
     retention_id: _builtins.str
     """The engine's own name for the retention."""
     lease: _builtins.str
@@ -800,6 +809,11 @@ class LeaseDirective(_message.Message):
     """
     release: _lease_pb2.EndReason.ValueType
     """Give it up as soon as no reader that holds its handle can be hurt."""
+    worth: _builtins.float
+    """With `renew`: what keeping it is worth, in milliseconds of recomputing that each of its KV
+    blocks is expected to save in a second. Comparable within one engine; under pressure the
+    engine gives up the least worth first. Zero from a plane that does not say.
+    """
     @_builtins.property
     def renew(self) -> _duration_pb2.Duration:
         """Hold it for this long, counted from when the answered frame was sent."""
@@ -812,10 +826,11 @@ class LeaseDirective(_message.Message):
         fencing_token: _builtins.int = ...,
         renew: _duration_pb2.Duration | None = ...,
         release: _lease_pb2.EndReason.ValueType = ...,
+        worth: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "release", b"release", "renew", b"renew"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "fencing_token", b"fencing_token", "lease", b"lease", "release", b"release", "renew", b"renew", "retention_id", b"retention_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directive", b"directive", "fencing_token", b"fencing_token", "lease", b"lease", "release", b"release", "renew", b"renew", "retention_id", b"retention_id", "worth", b"worth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_directive: _TypeAlias = _typing.Literal["renew", "release"]  # noqa: Y015
     _WhichOneofArgType_directive: _TypeAlias = _typing.Literal["directive", b"directive"]  # noqa: Y015
