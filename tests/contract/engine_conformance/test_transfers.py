@@ -166,17 +166,20 @@ def test_edited_history_is_read_up_to_the_edit(bench: Bench, at: int) -> None:
     assert second.token_ids == reference.token_ids
 
 
-@pytest.mark.parametrize("without", ["proof", "expiry"])
+@pytest.mark.parametrize("without", ["proof", "expiry", "word"])
 def test_untrusted_handles_are_not_read(bench: Bench, without: str) -> None:
-    """A handle that lost its proof or its expiry costs a recompute, and no error."""
+    """A handle that lost its proof, its expiry or its word costs a recompute, and no error."""
     session = new_session()
     first = _turn(bench, session, opening(session))
     messages = continued(opening(session), first)
     handle = bench.handle(session)
     if without == "proof":
         del handle[KEY]
-    else:
+    elif without == "expiry":
         handle["remote_blocks_expiry_time"] = None
+    else:
+        # All that a handle with a word says of time.
+        handle["remote_blocks_expiry_time"] = 0.0
     before = bench.spent(bench.pair.prefill)
 
     reply = _turn(bench, session, messages, handle=handle)
