@@ -25,18 +25,25 @@ from kvplane_connector.retentions import RetentionLedger
 from kvplane_connector.scheduler import KvplaneScheduler
 from kvplane_connector.settings import Settings, SettingsError, read_settings
 from kvplane_connector.step_orders import StepNews
+from kvplane_connector.step_rest import StepRest, rest_between_steps
 from kvplane_connector.vllm_names import (
     NIXL_CONNECTOR_VERSION,
     VLLM_VERSION,
     KVConnectorRole,
     NixlPullConnector,
+    engine_core_classes,
     nixl_agent_class,
+    spin_condition_class,
 )
 from kvplane_connector.worker import KvplaneWorker
+from kvplane_connector.worker_spin import WorkerSpin, spin_at_work_only
 
 
 class KvplaneConnector(NixlPullConnector):
     """The facade that vLLM loads, once for the scheduler and once for each worker.
+
+    Attributes:
+        step_rest: When the engine may rest, which `step_rest.py` looks up here; None for never.
 
     Raises:
         SettingsError: The settings cannot be used.
@@ -57,11 +64,18 @@ class KvplaneConnector(NixlPullConnector):
         )
         self._pressure: MemoryPressure | None = None
         self._worker: KvplaneWorker | None = None
+        self.step_rest: StepRest | None = None
         self.connector_scheduler = None
         self.connector_worker = None
         if role == KVConnectorRole.SCHEDULER:
+            # Without its progress thread an engine serves reads in steps alone.
+            rests = settings.progress_thread and settings.rest_ms > 0
+            if rests and rest_between_steps(*engine_core_classes()):
+                self.step_rest = StepRest(settings.rest_ms / 1000)
             self.connector_scheduler = self._build_scheduler(vllm_config, kv_cache_config, settings)
         else:
+            spin = WorkerSpin()
+            spin_at_work_only(spin_condition_class(), spin)
             with progress_thread(
                 nixl_agent_class(),
                 enabled=settings.progress_thread,
@@ -72,6 +86,7 @@ class KvplaneConnector(NixlPullConnector):
                     self.engine_id,
                     kv_cache_config,
                     validate=settings.validate_reads,
+                    spin=spin,
                 )
             self.connector_worker = self._worker
 
@@ -114,7 +129,13 @@ class KvplaneConnector(NixlPullConnector):
                 vllm_version=VLLM_VERSION,
                 nixl_connector_version=NIXL_CONNECTOR_VERSION,
             )
-            link = PlaneLink(target=settings.plane, facts=facts, ledger=ledger, load=load)
+            link = PlaneLink(
+                target=settings.plane,
+                facts=facts,
+                ledger=ledger,
+                load=load,
+                on_orders=self.step_rest.wake if self.step_rest is not None else None,
+            )
         return KvplaneScheduler(
             vllm_config,
             self.engine_id,
@@ -123,6 +144,7 @@ class KvplaneConnector(NixlPullConnector):
             load=load,
             pressure=self._pressure,
             link=link,
+            rest=self.step_rest,
         )
 
 

@@ -32,9 +32,15 @@ _SERVER_SECONDS = 30.0
 class LinkSource:
     """Implements `kvplane.client.retention.RetentionSource` on the ledger and the load meter."""
 
-    def __init__(self, ledger: RetentionLedger, load: LoadMeter) -> None:
+    def __init__(
+        self,
+        ledger: RetentionLedger,
+        load: LoadMeter,
+        on_orders: Callable[[], None] | None = None,
+    ) -> None:
         self._ledger = ledger
         self._load = load
+        self._on_orders = on_orders
 
     def full_report(self) -> Report:
         """See `RetentionSource.full_report`."""
@@ -61,6 +67,8 @@ class LinkSource:
     def apply(self, directives: Sequence[Directive], *, sent_at: float) -> None:
         """See `RetentionSource.apply`."""
         self._ledger.apply(directives, sent_at=sent_at)
+        if directives and self._on_orders is not None:
+            self._on_orders()
 
 
 class PlaneLink:
@@ -71,6 +79,7 @@ class PlaneLink:
         facts: What to register.
         ledger: The retentions.
         load: The load.
+        on_orders: Called, from the thread, when the plane ordered something of retentions.
         pause_after_failure: Seconds until a link that failed for a reason within is made anew.
 
     """
@@ -82,6 +91,7 @@ class PlaneLink:
         facts: EngineFacts,
         ledger: RetentionLedger,
         load: LoadMeter,
+        on_orders: Callable[[], None] | None = None,
         pause_after_failure: float = 5.0,
     ) -> None:
         self._pause_after_failure = pause_after_failure
@@ -89,6 +99,7 @@ class PlaneLink:
         self._facts = facts
         self._ledger = ledger
         self._load = load
+        self._on_orders = on_orders
         self._loop: asyncio.AbstractEventLoop | None = None
         self._link: EngineLink | None = None
         self._thread: threading.Thread | None = None
@@ -162,7 +173,7 @@ class PlaneLink:
             target=self._target,
             engine_id=self._facts.engine_id,
             engine=engine_message(self._facts, total_blocks=self._load.total_blocks, **known),
-            source=LinkSource(self._ledger, self._load),
+            source=LinkSource(self._ledger, self._load, self._on_orders),
             clock=clock,
             on_registered=self._registered,
         )

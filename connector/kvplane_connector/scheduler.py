@@ -15,6 +15,7 @@ from kvplane_connector.request_context import context_for, is_provable
 from kvplane_connector.retentions import NO_EXPIRY, RetainedTurn, RetentionLedger
 from kvplane_connector.side_channel import listen_on
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
+from kvplane_connector.step_rest import StepRest
 from kvplane_connector.turn_marks import usable_mark
 from kvplane_connector.vllm_names import (
     NixlConnectorMetadata,
@@ -48,6 +49,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         load: The load meter, shared with the link.
         pressure: What gives retentions up for requests that are short of memory.
         link: The link to the plane; None for none.
+        rest: Told whether the engine may rest; None if it never does.
 
     """
 
@@ -61,12 +63,14 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         load: LoadMeter,
         pressure: MemoryPressure,
         link: "PlaneLink | None",
+        rest: StepRest | None = None,
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._ledger = ledger
         self._load = load
         self._pressure = pressure
         self._link = link
+        self._rest = rest
         self._keep: set[str] = set()
         self._slots: WordSlots | None = None
         self._lacked_word = False
@@ -139,10 +143,25 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         deadlines = self._ledger.take_orders()
         release = self._ledger.take_releases()
         slots = self._slots.take_news() if self._slots is not None else {}
-        if deadlines or release or slots or self._keep or self._reads:
+        quiet = False
+        if self._rest is not None:
+            quiet = (
+                not scheduler_output.num_scheduled_tokens
+                and not scheduler_output.finished_req_ids
+                and not self._load.waiting_requests
+                and not (deadlines or release or slots or self._keep or self._reads)
+                and not (meta.reqs_to_send or meta.reqs_to_recv or meta.reqs_not_processed)
+            )
+            self._rest.stepped(quiet=quiet)
+        if deadlines or release or slots or quiet or self._keep or self._reads:
             words = {name: word for name, word in self._reads.items() if name in meta.reqs_to_recv}
             orders = StepOrders(
-                keep=self._keep, deadlines=deadlines, release=release, slots=slots, words=words
+                keep=self._keep,
+                deadlines=deadlines,
+                release=release,
+                slots=slots,
+                words=words,
+                at_rest=quiet,
             )
             setattr(meta, ATTRIBUTE, orders)
             self._keep, self._reads = set(), {}

@@ -17,6 +17,9 @@ _ROLES: Mapping[str, Role] = {
     "kv_both": "both",
 }
 
+# A rest delays what only a step can do, which users of vLLM expect at once.
+_LONGEST_REST_MS = 1000
+
 
 class SettingsError(ValueError):
     """The configuration cannot be used; the message says what to change."""
@@ -46,6 +49,8 @@ class Settings:
             engine has such words for what it keeps. Else, and where words cannot be had, reads
             are fenced by expiries. To be the same on all engines: one that does not validate
             reads no retention of one that does.
+        rest_ms: Longest pause, milliseconds, between steps of an engine that only waits for its
+            retentions to end; it ends at once when a request arrives. 0 steps as vLLM does.
         labels: Free for operators, for example {"zone": "a"}.
         retention_budget: Part of this engine's KV blocks, 0 to 1, that the plane lets retentions
             take. Default: what the plane is set to.
@@ -61,6 +66,7 @@ class Settings:
     max_lease_ttl: float = 3600.0
     progress_thread: bool = True
     progress_delay_us: int = 1000
+    rest_ms: int = 50
     validate_reads: bool = True
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     retention_budget: float | None = None
@@ -116,6 +122,11 @@ def _check(settings: Settings) -> None:
     budget = settings.retention_budget
     if budget is not None and not 0 <= budget <= 1:
         raise SettingsError(f"kvplane retention_budget must be within 0 to 1, not {budget:g}")
+    if not 0 <= settings.rest_ms <= _LONGEST_REST_MS:
+        raise SettingsError(
+            f"kvplane rest_ms must be from 0 to {_LONGEST_REST_MS}, not {settings.rest_ms}: "
+            "retentions are freed that much later than they expire"
+        )
     if settings.progress_delay_us < 0:
         raise SettingsError("kvplane progress_delay_us must not be negative")
 
@@ -178,6 +189,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "max_lease_ttl": _number,
     "progress_thread": _flag,
     "progress_delay_us": _whole_number,
+    "rest_ms": _whole_number,
     "validate_reads": _flag,
     "labels": _labels,
     "retention_budget": _optional_number,

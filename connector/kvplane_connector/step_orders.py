@@ -34,6 +34,7 @@ class StepOrders:
         release: Retentions to free in this very step; those that have ended are ignored.
         slots: Slots of the generation words of requests that finished and whose blocks stay.
         words: Of requests that begin to read: where to find if the owner kept the blocks.
+        at_rest: Whether the engine rests between this step and the next.
 
     """
 
@@ -42,6 +43,7 @@ class StepOrders:
     release: AbstractSet[str] = frozenset()
     slots: Mapping[str, int] = field(default_factory=dict[str, int])
     words: Mapping[str, Word] = field(default_factory=dict[str, Word])
+    at_rest: bool = False
 
 
 @dataclass(slots=True)

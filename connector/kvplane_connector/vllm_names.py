@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         """What the scheduler tells workers before a step. `scheduler_clock` is its perf_counter."""
 
         reqs_to_recv: dict[str, Any]
+        reqs_to_send: dict[str, float]
         reqs_in_batch: set[str]
         reqs_not_processed: set[str]
         scheduler_clock: float
@@ -168,6 +169,18 @@ if TYPE_CHECKING:
         """The class of NIXL's agent, as vLLM found it."""
         ...
 
+    def engine_core_classes() -> tuple[Any, Any]:
+        """The class of the process that steps an engine, and of one that steps with others.
+
+        Of its instances: `_process_input_queue()` before each step, `input_queue`, `batch_queue`,
+        `has_work()`, and a `scheduler` with `get_kv_connector()` and `has_unfinished_requests()`.
+        """
+        ...
+
+    def spin_condition_class() -> Any:
+        """What a worker process waits with for its next step: `wait()` until `last_read` is old."""
+        ...
+
 else:
     from vllm import __version__ as VLLM_VERSION  # noqa: N812 - it is a constant
 
@@ -207,6 +220,23 @@ else:
 
         return nixl_utils.NixlWrapper
 
+    def engine_core_classes() -> tuple[Any, Any]:
+        """See above."""
+        from vllm.v1.engine import core  # noqa: PLC0415 - for the process that steps, only
+
+        return (
+            getattr(core, "EngineCoreProc", None),
+            getattr(core, "DPEngineCoreProc", ()),
+        )
+
+    def spin_condition_class() -> Any:
+        """See above."""
+        from vllm.distributed.device_communicators import (  # noqa: PLC0415 - for workers only
+            shm_broadcast,
+        )
+
+        return getattr(shm_broadcast, "SpinCondition", None)
+
 
 __all__ = [
     "NIXL_CONNECTOR_VERSION",
@@ -220,6 +250,8 @@ __all__ = [
     "NixlPullConnector",
     "NixlPullConnectorScheduler",
     "NixlPullConnectorWorker",
+    "engine_core_classes",
     "nixl_agent_class",
+    "spin_condition_class",
     "vllm_listener",
 ]

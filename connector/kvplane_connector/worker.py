@@ -25,6 +25,7 @@ from kvplane_connector.vllm_names import (
     NixlConnectorMetadata,
     NixlPullConnectorWorker,
 )
+from kvplane_connector.worker_spin import WorkerSpin
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
         engine_id: vLLM's id of this process.
         kv_cache_config: vLLM's.
         validate: Whether to validate reads by generation words, where that is possible.
+        spin: Told whether the engine rests after the step under way.
 
     """
 
@@ -48,12 +50,19 @@ class KvplaneWorker(NixlPullConnectorWorker):
     _reads: ValidatedReads | None = None
 
     def __init__(
-        self, vllm_config: Any, engine_id: str, kv_cache_config: Any, *, validate: bool = True
+        self,
+        vllm_config: Any,
+        engine_id: str,
+        kv_cache_config: Any,
+        *,
+        validate: bool = True,
+        spin: WorkerSpin | None = None,
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         require_failures_told(self, NixlPullConnectorWorker)
         self.xfer_stats = ReadStats()
         self._validate = validate
+        self._spin = spin or WorkerSpin()
         # Whose data is being asked for at this moment, and where its word is.
         self._asking: tuple[str, Word, Source] | None = None
         self._clock = EngineClock()
@@ -86,6 +95,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
     def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
         """See vLLM. Carries out what the scheduler ordered."""
         orders = getattr(metadata, ATTRIBUTE, None)
+        self._spin.at_rest = isinstance(orders, StepOrders) and orders.at_rest
         if isinstance(orders, StepOrders):
             self._kept |= orders.keep
             if self._words is not None and orders.slots:
