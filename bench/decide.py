@@ -68,7 +68,7 @@ def _handle() -> Handle:
         "remote_blocks_expiry_time": 123456.789,
         "tp_size": 1,
         "kvplane": {
-            "algorithm": "blake2b-128/1",
+            "algorithm": "blake2b-128/2",
             "chunk_tokens": 64,
             "tokens": _TOKENS,
             "digests": base64.b64encode(bytes(16 * chunks)).decode(),

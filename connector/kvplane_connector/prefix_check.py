@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvplane.digest import DigestChain, common_prefix
+from kvplane.digest import DigestChain, Medium, common_prefix
 from kvplane_connector.read_fence import read_expiry
 
 
@@ -42,6 +42,7 @@ def cut_handle(
     prompt: Sequence[int],
     context: bytes,
     block_size: int,
+    media: Sequence[Medium] = (),
 ) -> Cut:
     """What of the blocks in a handle's `params` may be read for `prompt`.
 
@@ -49,8 +50,9 @@ def cut_handle(
         params: The handle: vLLM's `kv_transfer_params`.
         chain: The proof in it.
         prompt: Token ids of the prompt.
-        context: What else shapes the prompt's KV.
+        context: What shapes the KV of the whole prompt.
         block_size: Tokens per block at the engine that holds the blocks.
+        media: What stands behind some of the prompt's tokens.
 
     """
     offered = _whole_number(params.get("remote_num_tokens"))
@@ -61,7 +63,7 @@ def cut_handle(
     groups = params.get("remote_block_ids")
     if not isinstance(groups, list | tuple) or not _are_block_ids(groups) or block_size <= 0:
         return Cut(Outcome.SHORT, offered)
-    shared = min(common_prefix(chain, prompt, context), offered)
+    shared = min(common_prefix(chain, prompt, context, media), offered)
     if shared == 0:
         return Cut(Outcome.DIFFERENT, offered)
     blocks = -(-shared // block_size)

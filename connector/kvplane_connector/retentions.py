@@ -24,17 +24,18 @@ a report's handles and digests is left to the link.
 
 import json
 import threading
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from kvplane.client.names import SessionKey
 from kvplane.client.retention import Directive, EndReason, Renew, Report, Retention
 from kvplane.client.retention_log import RetentionLog
-from kvplane.digest import DigestChain, chain_of
+from kvplane.digest import DigestChain, Medium, chain_of
 from kvplane.transfer_params import KEY, TurnMark, encode_proof
+from kvplane_connector.block_uses import BlockUses
 from kvplane_connector.reclaim import Candidate
 from kvplane_connector.worth import Merit, Merits, Standing, Worth
 
@@ -44,6 +45,9 @@ _REFRESH_SHARE = 0.25
 
 # Planes renew at a third of the TTL: what was not renewed for this part of it is not to be kept.
 _LAPSED_SHARE = 0.5
+
+# A plane renews all retentions in one frame; the workers take that many in a step.
+_ORDERS_PER_STEP = 32
 
 # The expiry in a handle that is read only by those who see for themselves whether it still holds:
 # long past on any engine's clock, so everybody else declines.
@@ -58,13 +62,14 @@ class RetainedTurn:
         retention_id: vLLM's request id.
         mark: Whose turn it is.
         token_ids: The tokens whose KV the blocks hold.
-        context: What else shapes their KV; start of their digest chain.
+        context: What else shapes the KV of all of them; start of their digest chain.
         block_ids: The blocks, for counting what retentions share.
         block_size: Tokens per block.
         kv_transfer_params: vLLM's handle.
         expiry: When vLLM frees the blocks unless told otherwise.
         has_word: Whether readers see by a generation word if the blocks were given away; the
             handle then says `NO_EXPIRY`, else `expiry`.
+        media: What stands behind some of the tokens.
 
     """
 
@@ -77,6 +82,7 @@ class RetainedTurn:
     kv_transfer_params: Mapping[str, Any]
     expiry: float
     has_word: bool = False
+    media: Sequence[Medium] = ()
 
     @property
     def session_key(self) -> SessionKey:
@@ -137,12 +143,12 @@ class RetentionLedger:
         self._releases: set[str] = set()
         self._to_export: set[str] = set()
         self._log = RetentionLog()
-        self._uses_of_block: Counter[int] = Counter()
         self._merits = Merits()
         # Released, and not yet given up by the workers; the second are those that may go at once.
         self._leaving: set[str] = set()
         self._freeing: set[str] = set()
         self._version = 0
+        self._uses_of_block = BlockUses()
 
     @property
     def ttl(self) -> float:
@@ -174,15 +180,21 @@ class RetentionLedger:
             self._held[turn.retention_id] = held
             self._version += 1
             self._to_export.add(turn.retention_id)
-            self._uses_of_block.update(turn.block_ids)
+            self._uses_of_block.add(turn.block_ids)
 
     def take_orders(self) -> Mapping[str, float]:
-        """New deadlines for the workers since the last call. Takes no lock when there are none."""
+        """New deadlines for the workers, the longest due first; some of them, if there are many.
+
+        Takes no lock when there are none.
+        """
         if not self._orders:
             return {}
         with self._lock:
-            orders, self._orders = self._orders, {}
-        return orders
+            if len(self._orders) <= _ORDERS_PER_STEP:
+                orders, self._orders = self._orders, {}
+                return orders
+            names = list(islice(self._orders, _ORDERS_PER_STEP))
+            return {name: self._orders.pop(name) for name in names}
 
     def take_releases(self) -> AbstractSet[str]:
         """Retentions for the workers to free in this step, since the last call. As cheap."""
@@ -208,13 +220,6 @@ class RetentionLedger:
                 if held.release is None and self._is_stale(held):
                     self._to_export.add(name)
                     changed = True
-                else:
-                    self._log.renew(
-                        name,
-                        deadline=held.confirmed,
-                        lease=held.lease,
-                        fencing_token=held.fencing_token,
-                    )
         return changed
 
     def read(self, retention_id: str, reads: int) -> None:
@@ -239,10 +244,7 @@ class RetentionLedger:
             self._freeing.discard(retention_id)
             self._version += 1
             self._to_export.discard(retention_id)
-            self._uses_of_block.subtract(held.turn.block_ids)
-            for block in held.turn.block_ids:
-                if self._uses_of_block[block] <= 0:
-                    del self._uses_of_block[block]
+            self._uses_of_block.remove(held.turn.block_ids)
             self._log.end(retention_id, held.release or reason)
             return True
 
@@ -309,6 +311,16 @@ class RetentionLedger:
     def full_report(self) -> Report:
         """See `RetentionSource.full_report`."""
         self._export()
+        with self._lock:
+            held = list(self._held.items())
+        for name, one in held:
+            # The plane ordered it and needs no report of it, except when it starts anew.
+            self._log.renew(
+                name,
+                deadline=one.confirmed,
+                lease=one.lease,
+                fencing_token=one.fencing_token,
+            )
         return self._log.full_report()
 
     def changes(self) -> Report:
@@ -371,7 +383,9 @@ class RetentionLedger:
                     held.exported = held.confirmed
         for held in due:
             if held.chain is None:
-                held.chain = chain_of(held.turn.token_ids, held.turn.context)
+                held.chain = chain_of(held.turn.token_ids, held.turn.context, held.turn.media)
+                # Nobody asks for them again, and they are many.
+                held.turn = replace(held.turn, token_ids=())
             # Encoded outside the lock; only the link thread changes what it depends on.
             encoded = _encode_handle(held.turn, held.chain, held.exported)
             with self._lock:

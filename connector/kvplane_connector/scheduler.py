@@ -11,7 +11,7 @@ from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.prefix_check import Cut, Outcome, cut_handle
 from kvplane_connector.pressure import MemoryPressure
 from kvplane_connector.read_fence import read_expiry
-from kvplane_connector.request_context import context_for, is_provable
+from kvplane_connector.request_context import LeadingTokens, context_for, is_provable, media_of
 from kvplane_connector.retentions import NO_EXPIRY, RetainedTurn, RetentionLedger
 from kvplane_connector.side_channel import listen_on
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
@@ -279,10 +279,10 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         turn = RetainedTurn(
             retention_id=request.request_id,
             mark=mark,
-            token_ids=request.all_token_ids[:tokens],
-            context=context_for(request, tokens),
-            # Block 0 is vLLM's stand-in for blocks outside a window.
-            block_ids=frozenset().union(*block_ids) - {0},
+            token_ids=LeadingTokens(request.all_token_ids, tokens),
+            context=context_for(request),
+            media=media_of(request),
+            block_ids=_distinct(block_ids),
             block_size=self.block_size,
             kv_transfer_params=dict(handle),
             expiry=deadline,
@@ -301,8 +301,9 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
                 params,
                 chain,
                 request.prompt_token_ids,
-                context_for(request, chain.tokens if chain is not None else 0),
+                context_for(request),
                 _block_size(params, self.block_size),
+                media_of(request),
             )
         if cut.tokens:
             params["remote_block_ids"] = cut.block_ids
@@ -332,6 +333,13 @@ def _is_reportable(request: Any) -> bool:
         request.request_id[:_LONGEST_ID],
     )
     return False
+
+
+def _distinct(block_ids: Sequence[Sequence[int]]) -> frozenset[int]:
+    """The blocks of all cache groups."""
+    blocks = frozenset[int]().union(*block_ids)
+    # Block 0 is vLLM's stand-in for blocks outside a window.
+    return blocks - {0} if 0 in blocks else blocks
 
 
 def _is_fenced(params: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -68,6 +69,8 @@ class KvplaneWorker(NixlPullConnectorWorker):
         self._clock = EngineClock()
         self._fence = ReadFence(clock=self._clock, ahead=self._engine_clock_offset)
         self._kept: set[str] = set()
+        # None of the kept ones ends before.
+        self._next_end = math.inf
         self._released: set[str] = set()
         self._notices: Counter[str] = Counter()
         self._news: StepNews | None = None
@@ -108,9 +111,12 @@ class KvplaneWorker(NixlPullConnectorWorker):
             self._set_deadlines(orders.deadlines, metadata.scheduler_clock)
         if isinstance(orders, StepOrders) and orders.release:
             self._release(orders.release)
-        if self._kept:
-            # vLLM takes out what was aborted or is over.
+        if metadata.reqs_not_processed:
+            # What was aborted, vLLM has taken out.
             self._kept &= self._reqs_to_process
+        for name in metadata.reqs_to_send:
+            if name in self._kept:
+                self._next_end = min(self._next_end, self._reqs_to_send.get(name, math.inf))
 
     def take_news(self) -> StepNews | None:
         """What the scheduler is to hear after this step; None if nothing."""
@@ -226,13 +232,15 @@ class KvplaneWorker(NixlPullConnectorWorker):
     def _get_new_notifs(self) -> set[str]:
         """See vLLM. Adds the kept retentions whose time has come, and those given up."""
         done = super()._get_new_notifs()
-        if self._kept:
-            now = self._clock.now()
-            expired = [
-                name for name in self._kept if self._reqs_to_send.get(name, float("inf")) <= now
-            ]
+        if self._kept and (now := self._clock.now()) >= self._next_end:
+            # What ended in the moment after this look, vLLM has taken out itself.
+            self._kept &= self._reqs_to_process
+            ends = {name: self._reqs_to_send.get(name, math.inf) for name in self._kept}
+            expired = [name for name, end in ends.items() if end <= now]
             for name in expired:
                 self._forget(name)
+                del ends[name]
+            self._next_end = min(ends.values(), default=math.inf)
             done.update(expired)
         if self._released:
             done |= self._released
@@ -264,6 +272,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
             # What is not there has ended already, and must not be reported twice.
             if name in self._reqs_to_send:
                 self._reqs_to_send[name] = deadline + ahead
+                self._next_end = min(self._next_end, deadline + ahead)
                 news.applied[name] = deadline
         if self._in_order:
             self._reqs_to_send = dict(sorted(self._reqs_to_send.items(), key=lambda one: one[1]))

@@ -55,7 +55,7 @@ def key_of(session_id: str = "s") -> SessionKey:
 def handle_of(expiry: float = 1.0) -> Handle:
     """A handle with a proof over 64 tokens."""
     params = f'{{"remote_blocks_expiry_time": {expiry}}}'.encode()
-    return Handle(params, DigestChain("blake2b-128/1", 64, 64, (b"d" * 16,)))
+    return Handle(params, DigestChain("blake2b-128/2", 64, 64, (b"d" * 16,)))
 
 
 def retention_of(

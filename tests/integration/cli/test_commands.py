@@ -146,7 +146,7 @@ def test_get_shows_the_details(plane: PlaneProcess) -> None:
     (lease,) = answer(plane, "leases", "list")["leases"]
     shown = run(plane, "leases", "get", lease["name"].removeprefix("leases/")).stdout
     assert re.search(rf"^fencing token +{lease['fencingToken']}$", shown, re.MULTILINE)
-    assert re.search(r"^proof +blake2b-128/1 over 256 tokens$", shown, re.MULTILINE)
+    assert re.search(r"^proof +blake2b-128/2 over 256 tokens$", shown, re.MULTILINE)
 
 
 @pytest.mark.usefixtures("engine")

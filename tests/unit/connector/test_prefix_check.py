@@ -95,7 +95,6 @@ def test_a_group_that_kept_a_window_fits_the_whole_history_alone() -> None:
         ({"remote_num_tokens": True}, CHAIN, CONTEXT, Outcome.DIFFERENT),
         ({}, CHAIN, context_of(adapter="other"), Outcome.DIFFERENT),
         ({}, CHAIN, context_of(cache_salt="other"), Outcome.DIFFERENT),
-        ({}, CHAIN, context_of(media=["image@3+10"]), Outcome.DIFFERENT),
         ({}, DigestChain(300, CHAIN.digests, algorithm="other"), CONTEXT, Outcome.DIFFERENT),
     ],
 )

@@ -344,3 +344,36 @@ def test_an_end_discards_a_pending_release() -> None:
     book.end("r1")
 
     assert book.take_releases() == frozenset()
+
+
+def test_many_renewals_are_spread_over_steps() -> None:
+    """A step takes some of what a plane renews at once; none is lost, and none comes twice."""
+    book = ledger()
+    names = [f"r{number}" for number in range(150)]
+    for name in names:
+        book.begin(retained(name))
+    book.apply([renew(50.0, name) for name in names], sent_at=100.0)
+
+    steps = []
+    while orders := book.take_orders():
+        steps.append(orders)
+
+    assert len(steps) == 5
+    taken = [name for orders in steps for name in orders]
+    assert taken == names
+
+
+def test_tokens_are_let_go_once_they_are_digested() -> None:
+    """A later report of the same retention goes by the digests."""
+    book = ledger()
+    turn = retained()
+    book.begin(turn)
+    first = reported(book)
+    book.apply([renew(80.0)], sent_at=100.0)
+    book.confirm(book.take_orders())
+
+    again = reported(book)
+
+    assert exported_expiry(first) < exported_expiry(again)
+    assert again.retentions[0].tokens == 300
+    assert again.retentions[0].digests == first.retentions[0].digests

@@ -64,10 +64,17 @@ def test_a_handshakes_duration_is_added_to_what_it_found(worker: Any) -> None:
     assert worker._nixl_handshake("host", 1) == ({(0, 0): "agent"}, 7.0 + 2.0)
 
 
-def _step(worker: Any, send: dict[str, float] | None = None, **orders: Any) -> None:
+def _step(
+    worker: Any, send: dict[str, float] | None = None, *, aborted: Any = (), **orders: Any
+) -> None:
     made = sys.modules["kvplane_connector.step_orders"].StepOrders(**orders)
     worker.start_load_kv(
-        SimpleNamespace(reqs_to_send=send or {}, scheduler_clock=0.0, kvplane=made)
+        SimpleNamespace(
+            reqs_to_send=send or {},
+            reqs_not_processed=aborted,
+            scheduler_clock=0.0,
+            kvplane=made,
+        )
     )
 
 
@@ -101,3 +108,31 @@ def test_a_retention_can_be_released_in_the_step_that_begins_it(worker: Any) -> 
     _step(worker, {"one": 30.0}, keep={"one"}, release={"one"})
 
     assert worker._get_new_notifs() == {"one"}
+
+
+def test_each_kept_retention_ends_at_its_own_time(worker: Any) -> None:
+    """The one that was renewed later, those of one time together, a shortened one sooner."""
+    now = 0.0
+    worker._clock.now = lambda: now
+    _step(worker, {"a": 10.0, "b": 10.0, "c": 20.0, "d": 30.0}, keep={"a", "b", "c", "d"})
+    _step(worker, deadlines={"b": 15.0, "d": 12.0})
+    ended: dict[float, set[str]] = {}
+
+    for now in (9.0, 10.0, 12.0, 14.9, 15.0, 19.0, 20.0, 31.0):
+        if found := worker._get_new_notifs():
+            ended[now] = found
+
+    assert ended == {10.0: {"a"}, 12.0: {"d"}, 15.0: {"b"}, 20.0: {"c"}}
+    assert worker._reqs_to_send == {}
+
+
+def test_what_vllm_ended_itself_is_not_ended_again(worker: Any) -> None:
+    """Between our look at the clock and its own a retention's time may come; or it is aborted."""
+    _step(worker, {"a": 10.0, "b": 11.0}, keep={"a", "b", "aborted"})
+    del worker._reqs_to_send["a"]
+    worker._reqs_to_process.discard("a")
+    _step(worker, aborted=("aborted",))
+    worker._clock.now = lambda: 11.0
+
+    assert worker._get_new_notifs() == {"b"}
+    assert worker._kept == set()

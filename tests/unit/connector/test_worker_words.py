@@ -30,7 +30,9 @@ def registered(worker: Any) -> None:
     nixl.words = {PLACE: VALUE, ctypes.addressof(landing): 0}
 
 
-def _step(worker: Any, send: dict[str, float] | None = None, **orders: Any) -> None:
+def _step(
+    worker: Any, send: dict[str, float] | None = None, *, aborted: Any = (), **orders: Any
+) -> None:
     names = orders.get("words", {})
     made = sys.modules["kvplane_connector.step_orders"].StepOrders(**orders)
     for name in names:
@@ -41,6 +43,7 @@ def _step(worker: Any, send: dict[str, float] | None = None, **orders: Any) -> N
     worker.start_load_kv(
         SimpleNamespace(
             reqs_to_send=send or {},
+            reqs_not_processed=(),
             reqs_to_recv={name: worker._recving_metadata[name] for name in names},
             scheduler_clock=0.0,
             kvplane=made,
@@ -81,9 +84,8 @@ def test_a_word_changes_before_the_end_of_its_retention_is_told(worker: Any) -> 
     slots = {"read": 0, "released": 1, "expired": 2, "stays": 3}
     _step(worker, dict.fromkeys(slots, 30.0), keep=set(slots) - {"read"}, slots=slots)
     assert worker.get_transfer_results().finished_sending == set()
-    worker._reqs_to_send["expired"] = -1.0
     worker.sent = {"read"}
-    _step(worker, release={"released"})
+    _step(worker, release={"released"}, deadlines={"expired": -1.0})
 
     over = worker.get_transfer_results().finished_sending
 

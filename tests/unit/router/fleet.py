@@ -77,7 +77,7 @@ HANDLE = {
     "remote_block_ids": [[1, 2, 3]],
     "remote_host": "127.0.0.1",
     "remote_port": 5600,
-    "kvplane": {"algorithm": "blake2b-128/1"},
+    "kvplane": {"algorithm": "blake2b-128/2"},
 }
 
 
