@@ -4,7 +4,8 @@ Real vLLM engines on the tiny model, one after the other: with vLLM's own connec
 stepping as vLLM does (rest_ms 0), and with ours. The latter two are registered at a plane, which
 renews their leases. Of each: cores used by its API server, its engine core and its
 workers while 24 turns are retained and no request is there; and the time of requests for one token,
-with nothing retained and with the 24. Linux only. Run it on a quiet machine:
+with nothing retained and with the 24. At last, on an engine with ours and without a plane, how long
+leases of 8 s last until their blocks are free. Linux only. Run it on a quiet machine:
 
     PYTHONPATH=clients/python:connector:services \
         .venv/bin/python bench/idle_cost.py [--executor uni|mp] [--rounds 1] [--json FILE]
@@ -38,6 +39,7 @@ from kvplane_services.local.vllm_command import EngineOptions
 
 RETENTIONS = 24
 BLOCKS = 400
+LEASES, LEASE_TTL = 6, 8.0
 MODEL = "kvplane-tiny"
 ROOT = Path(__file__).parents[1]
 IMPORT_PATHS = tuple(ROOT / part for part in ("clients/python", "connector", "services"))
@@ -63,8 +65,11 @@ def main() -> None:
             spread = one["first_token_ms"][when]
             print(f"  {when} {spread['median']:.1f} ms (p95 {spread['p95']:.1f})", end="")
         print()
+    lasted = asyncio.run(lease_lives(arguments))
+    print(f"leases of {LEASE_TTL:g} s lasted", *(f"{seconds:.3f}" for seconds in lasted))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"executor": arguments.executor, "runs": found}))
+        figures = {"executor": arguments.executor, "runs": found, "leases_lasted_s": lasted}
+        arguments.json.write_text(json.dumps(figures))
 
 
 async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -150,16 +155,50 @@ async def turn(http: aiohttp.ClientSession, text: str, session: str | None) -> N
         await answer.read()
 
 
+async def lease_lives(arguments: argparse.Namespace) -> list[float]:
+    """Seconds from answers until their blocks are free, on an engine with nothing else to do."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        python = Path(arguments.python)
+        await make_model(engine_python=python, folder=folder / "model", import_paths=IMPORT_PATHS)
+        options = engine_options("kvplane", folder / "model", "", arguments.executor)
+        options = dataclasses.replace(options, settings={"lease_ttl": LEASE_TTL})
+        async with (
+            running_engines(
+                options, engine_python=python, log_dir=folder / "logs", import_paths=IMPORT_PATHS
+            ) as (engine,),
+            aiohttp.ClientSession(engine.url) as http,
+        ):
+            answered: list[float] = []
+            for number in range(LEASES):
+                await turn(http, f"session {number} ".ljust(400, "."), f"s{number}")
+                answered.append(time.perf_counter())
+                await asyncio.sleep(0.73)
+            each = await used_blocks(http) / LEASES
+            freed: list[float] = []
+            while len(freed) < LEASES:
+                left = await used_blocks(http)
+                now = time.perf_counter()
+                freed += [now] * (round(LEASES - left / each) - len(freed))
+                await asyncio.sleep(0.01)
+        return [round(end - start, 3) for start, end in zip(answered, freed, strict=True)]
+
+
 async def retained_blocks(http: aiohttp.ClientSession) -> int:
-    """Blocks in use at the end, as vLLM says; fails if there are none to speak of."""
+    """Blocks in use at the end; fails if there are none to speak of."""
     await turn(http, "an idle engine's gauge is as old as its last step", None)
-    async with http.get("/metrics") as answer:
-        lines = (await answer.text()).splitlines()
-    usage = next(line for line in lines if line.startswith("vllm:kv_cache_usage_perc{"))
-    blocks = round(float(usage.split()[-1]) * (BLOCKS - 1))
+    blocks = await used_blocks(http)
     if blocks < RETENTIONS:
         raise RuntimeError(f"{blocks} blocks are in use: the engine does not retain what it should")
     return blocks
+
+
+async def used_blocks(http: aiohttp.ClientSession) -> int:
+    """Blocks in use after the engine's last step, as vLLM says."""
+    async with http.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    usage = next(line for line in lines if line.startswith("vllm:kv_cache_usage_perc{"))
+    return round(float(usage.split()[-1]) * (BLOCKS - 1))
 
 
 async def cores(session: int, seconds: float) -> dict[str, float]:
