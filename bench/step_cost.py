@@ -30,7 +30,9 @@ from kvplane.client.retention import EndReason, Release, Renew
 from kvplane.transfer_params import KEY, LOCAL_ONLY, TurnMark
 from kvplane_connector.clock import EngineClock
 from kvplane_connector.generation_words import SLOTS, WordMemory, WordSlots, WordTable
+from kvplane_connector.kv_blocks import KvBlocks
 from kvplane_connector.load_meter import LoadMeter
+from kvplane_connector.pressure import MemoryPressure
 from kvplane_connector.retentions import RetentionLedger
 from kvplane_connector.scheduler import KvplaneScheduler
 from kvplane_connector.step_rest import StepRest
@@ -177,13 +179,15 @@ class OurEngine(Engine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = RetentionLedger(ttl=30, clamp_ttl=lambda ttl: ttl)
+        blocks = KvBlocks()
         with mock.patch.object(NixlPullConnectorScheduler, "__init__", return_value=None):
             self.scheduler = KvplaneScheduler(
                 None,
                 "e",
                 None,
                 ledger=self.ledger,
-                load=LoadMeter(),
+                load=LoadMeter(blocks),
+                pressure=MemoryPressure(ledger=self.ledger, blocks=blocks, clock=_clock),
                 link=None,
                 rest=StepRest(0.05),
             )
