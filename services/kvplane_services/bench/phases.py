@@ -23,9 +23,9 @@ _SUPERSEDED_SHARE, _MOST_SUPERSEDED = 0.2, 20_000
 # Spans of renewals that are measured at least, each as long as a lease goes between two.
 _WINDOWS = 3
 _LAG_RATE = 50.0
-# A replica has caught up when it shows so many leases in a row within so many seconds; how long
-# it may take.
-_PROMPT_TURNS, _PROMPT, _CATCH_UP = 5, 0.25, 120.0
+# A replica has caught up when for so many seconds it shows each lease within so many seconds. While
+# it takes in what there is it does not; how long that may take.
+_PROMPT_FOR, _PROMPT, _CATCH_UP = 5.0, 0.25, 600.0
 _BURSTS = 3
 _SETTLED_AFTER = 1.0
 
@@ -119,9 +119,7 @@ class Phases:
         lease = next(engine.lease for engine in fleet.engines if engine.lease)
         async with lag_probe(watched, knows=lease, clock=self._clock) as probe:
             fleet.on_sent = probe.sent
-            began = self._clock.now()
             await self._caught_up(probe)
-            self.figures["replica_caught_up_s"] = self._clock.now() - began
             probe.lags.clear()
             turns = max(20, int(options.seconds * _LAG_RATE))
             for number in range(turns):
@@ -142,11 +140,13 @@ class Phases:
 
     async def _caught_up(self, probe: LagProbe) -> None:
         """Waits while a replica that has just started takes in what there is."""
-        deadline, prompt = self._clock.now() + _CATCH_UP, 0
-        while prompt < _PROMPT_TURNS and self._clock.now() < deadline:
+        began = late = self._clock.now()
+        while (now := self._clock.now()) - late < _PROMPT_FOR and now - began < _CATCH_UP:
             self._fleet.take_turn(0)
             await probe.seen_more(len(probe.lags))
-            prompt = prompt + 1 if probe.lags[-1] < _PROMPT else 0
+            if probe.lags[-1] >= _PROMPT:
+                late = self._clock.now()
+        self.figures["replica_caught_up_s"] = late - began
 
     async def _bursts(self) -> None:
         """All leases fall due while engines are silent; then all engines speak at once."""

@@ -12,7 +12,7 @@ from kvplane_services.store.inbox import Inbox, News
 from kvplane_services.store.ports import Feed
 
 # Records taken in before other tasks get their turn.
-_AT_ONCE = 256
+_AT_ONCE = 64
 
 
 class RecordFollower:

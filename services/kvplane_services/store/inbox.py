@@ -12,7 +12,7 @@ from kvplane_services.store.ports import Feed
 T = TypeVar("T")
 
 # Events taken in before other tasks get their turn.
-_AT_ONCE = 256
+_AT_ONCE = 64
 
 
 class News(NamedTuple, Generic[T]):

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 # Events that a reader is told before other tasks get their turn: nobody else would, where a reader
 # takes in many at once.
-_CHUNK = 256
+_CHUNK = 64
 # Part of a large table's size that its log may have: who reads all of it takes a while, and then
 # needs what changed meanwhile.
 _LOG_SHARE = 4
