@@ -53,7 +53,7 @@ Connector = Literal["stock", "kvplane"]
 
 def main() -> None:
     """Prints a table, and writes all figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="How long requests wait")
     parser.add_argument("--requests", type=int, default=18, help="conversations")
     parser.add_argument("--interval", type=float, default=0.5, help="seconds between them")
     parser.add_argument("--blocks", type=int, default=61, help="KV blocks of the decode engine")

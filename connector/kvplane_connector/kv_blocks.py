@@ -40,6 +40,8 @@ class KvBlocks:
 
     def __init__(self, groups: Sequence[CacheGroup] = (), *, watermark: float = 0.0) -> None:
         self.groups = tuple(groups)
+        # Tokens per block of those groups in which a request never stops to take blocks.
+        self.growing = tuple(one.block_size for one in groups if one.most_tokens is None)
         self._watermark = watermark
         self._pool: BlockPool | None = None
 

@@ -157,12 +157,17 @@ class MemoryPressure:
 
         Two, because the next one may be put together before this one is over.
         """
-        growth, taken_by = 0, self._blocks.taken_by
+        growth, taken_by, sizes = 0, self._blocks.taken_by, self._blocks.growing
         for name, request in self._placed.items():
             done = request.num_computed_tokens + scheduled.get(name, 0)
-            if done + 1 >= request.num_tokens:
-                self._filling.discard(name)
-            growth += taken_by(max(request.num_tokens, done + 1) + 1) - taken_by(done)
+            if name in self._filling:
+                growth += taken_by(max(request.num_tokens, done + 1) + 1) - taken_by(done)
+                if done + 1 >= request.num_tokens:
+                    self._filling.discard(name)
+                continue
+            for size in sizes:
+                # One of the next two tokens is the first of a block.
+                growth += done % size == 0 or done % size == size - 1
         return growth
 
     def _or_more(self, short: int, *, again: bool) -> int:
@@ -191,8 +196,10 @@ class MemoryPressure:
         found = self._ledger.candidates(now, in_use=self._in_use)
         coming = found.leaving_at_once if self._steps_leaving <= _ON_THE_WAY else []
 
+        held_by = self._blocks.holders
+
         def holders(block: int) -> int:
-            return self._blocks.holders(block) + (block in hits)
+            return held_by(block) + (block in hits)
 
         headroom = round(self._blocks.total * _HEADROOM)
         choice = choose(

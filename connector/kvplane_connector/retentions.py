@@ -37,7 +37,7 @@ from kvplane.digest import DigestChain, Medium, chain_of
 from kvplane.transfer_params import KEY, TurnMark, encode_proof
 from kvplane_connector.block_uses import BlockUses
 from kvplane_connector.reclaim import Candidate
-from kvplane_connector.worth import Merit, Merits, Standing, Worth
+from kvplane_connector.worth import Merit, Merits, Standing, Worth, middle_told
 
 # A handle is exported anew once its expiry can be moved by this part of the TTL; readers thus
 # find most of a TTL in it, and a plane that renews at every heartbeat costs no report each.
@@ -113,6 +113,7 @@ class Reclaimable:
 @dataclass(slots=True)
 class _Held:
     turn: RetainedTurn
+    session: SessionKey
     merit: Merit
     exported: float
     confirmed: float
@@ -175,8 +176,9 @@ class RetentionLedger:
         """A turn finished and its blocks stay until `turn.expiry`."""
         exported = NO_EXPIRY if turn.has_word else turn.expiry
         with self._lock:
-            merit = self._merits.begin(turn.retention_id, turn.session_key, len(turn.token_ids))
-            held = _Held(turn, merit, exported, turn.expiry, turn.expiry, self._ttl)
+            session = turn.session_key
+            merit = self._merits.begin(turn.retention_id, session, len(turn.token_ids))
+            held = _Held(turn, session, merit, exported, turn.expiry, turn.expiry, self._ttl)
             self._held[turn.retention_id] = held
             self._version += 1
             self._to_export.add(turn.retention_id)
@@ -271,9 +273,13 @@ class RetentionLedger:
         found = Reclaimable([], [], [], [])
         kinds = (found.later, found.at_once, found.leaving_later, found.leaving_at_once)
         with self._lock:
+            middle = middle_told(held.merit for held in self._held.values())
             for name, held in self._held.items():
+                merit = held.merit
+                told = middle if merit.told is None else merit.told
+                value = merit.value if told is None else told
                 worth = (
-                    Worth(self._standing(held, now, in_use), held.merit.value)
+                    Worth(self._standing(held, now, in_use), value)
                     if held.turn.has_word
                     else Worth(Standing.KEPT, held.exported)
                 )
@@ -288,7 +294,7 @@ class RetentionLedger:
                 held = self._held.get(name)
                 if held is None or held.release is not None:
                     continue
-                if not self._merits.is_superseded(name, held.turn.session_key):
+                if not self._merits.is_superseded(name, held.session):
                     self._merits.given_up(held.merit)
                 self._release(held, EndReason.RECLAIMED)
 
@@ -303,6 +309,8 @@ class RetentionLedger:
                     continue
                 held.lease, held.fencing_token = one.lease, one.fencing_token
                 if isinstance(one, Renew):
+                    # Zero is from a plane that does not say it.
+                    held.merit.told = one.worth or None
                     self._renew(held, one.ttl, sent_at)
                 elif held.release is None:
                     # A reason that this version does not know is a release all the same.
@@ -354,7 +362,7 @@ class RetentionLedger:
             self._order(held, held.exported)
 
     def _standing(self, held: _Held, now: float, in_use: Container[SessionKey]) -> Standing:
-        session = held.turn.session_key
+        session = held.session
         if session in in_use:
             return Standing.CLAIMED
         if self._merits.is_superseded(held.turn.retention_id, session):
@@ -406,7 +414,7 @@ def _retention(held: _Held, chain: DigestChain, encoded: bytes) -> Retention:
     mark = held.turn.mark
     return Retention(
         retention_id=held.turn.retention_id,
-        session_key=held.turn.session_key,
+        session_key=held.session,
         tokens=chain.tokens,
         blocks=len(held.turn.block_ids),
         kv_transfer_params=encoded,

@@ -8,12 +8,15 @@ is worth per block, times its turns; what is given up raises the mark to its own
 that nobody uses is overtaken by newer ones, the later the more often its conversation came
 back. No clock, and nothing to learn first.
 
+Where the plane says what retentions are worth, that counts instead: it knows more of them.
+
 Before that come facts that say more than any count: whether the conversation went on without
 this retention, whether the plane let it lapse, and whether a turn under way counts on it.
 """
 
 import enum
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,17 +53,25 @@ class Merit:
         turns: Turns of its conversation that ended here, this one included.
         cost: What recomputing its tokens costs, per token; about 1.
         mark: The water mark at its last use.
+        told: What the plane says that it is worth per block; None before it does.
 
     """
 
     turns: int
     cost: float
     mark: float
+    told: float | None = None
 
     @property
     def value(self) -> float:
-        """What it is worth per block."""
+        """What it is worth per block, as far as the engine knows."""
         return self.mark + self.turns * self.cost
+
+
+def middle_told(merits: Iterable[Merit]) -> float | None:
+    """What stands for the worth of those of which the plane has not said it; None if of all."""
+    told = sorted(merit.told for merit in merits if merit.told is not None)
+    return told[len(told) // 2] if told else None
 
 
 class Merits:

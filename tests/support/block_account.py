@@ -1,7 +1,7 @@
 """Checks that an engine's account of what it retains agrees with vLLM's count of used blocks."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -67,7 +67,7 @@ class BlockAccount:
 
 
 @contextmanager
-def checked_account(plane: RecordingPlane, engine: Served, name: str) -> Iterator[BlockAccount]:
+def checked_account(plane: RecordingPlane, engine: Served, name: str) -> Generator[BlockAccount]:
     """Compares, until the block ends, what an engine reports with vLLM's gauge, and checks it then.
 
     Requests that vLLM retains by itself, with transfer parameters and without a mark, are in no

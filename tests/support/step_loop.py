@@ -198,6 +198,7 @@ class StepLoop:
                 continue
             tokens = min(request.num_tokens - request.num_computed_tokens, self._budget)
             held = len(request.blocks) * BLOCK
+            taken: list[Block] | None = []
             more = -(-(request.num_computed_tokens + tokens - held) // BLOCK)
             while more > 0 and (taken := self.pool.take(more)) is None:
                 if self._asks and self.pressure.spares():
@@ -209,8 +210,7 @@ class StepLoop:
                 self.waiting.appendleft(last)
                 if last is request:
                     return True
-            if more > 0:
-                request.blocks += taken or []
+            request.blocks += taken or []
             scheduled[request.request_id] = tokens
         return False
 
