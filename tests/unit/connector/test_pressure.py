@@ -173,6 +173,21 @@ async def test_what_the_plane_renews_outlives_what_it_lets_lapse() -> None:
     assert set(loop.retained) == kept
 
 
+def test_what_the_plane_says_of_worth_decides_among_what_it_keeps() -> None:
+    """The least worth per block go first, whatever the engine itself would think."""
+    loop = full_loop()
+    worth = {f"t{number}": float(10 - number) for number in range(10)}
+    loop.ledger.apply(
+        [Renew(name, "leases/l", 1, 30.0, worth=value) for name, value in worth.items()],
+        sent_at=loop.clock.now(),
+    )
+
+    loop.add("new", blocks(50))
+    loop.finish_all()
+
+    assert set(loop.ended) == {f"t{number}" for number in range(5, 10)}
+
+
 async def test_without_words_memory_comes_back_at_the_promised_expiry() -> None:
     """A request then waits for the expiry in a handle; renewals do not move what was asked for."""
     loop = full_loop(has_words=False)

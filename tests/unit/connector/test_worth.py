@@ -1,5 +1,5 @@
 from kvplane.client.names import SessionKey
-from kvplane_connector.worth import Merits, Standing, Worth
+from kvplane_connector.worth import Merits, Standing, Worth, middle_told
 
 
 def session(name: str) -> SessionKey:
@@ -65,3 +65,15 @@ def test_conversations_remembered_are_bounded() -> None:
 
     assert merits.begin("again", session("s4999"), 100).turns == 2
     assert merits.begin("again", session("s0"), 100).turns == 1
+
+
+def test_what_the_plane_has_not_said_counts_as_the_middle_of_what_it_has() -> None:
+    """A turn that just ended is not the first to go for want of a number; nor safe for it."""
+    merits = Merits()
+    made = [merits.begin(f"{n}", session(f"{n}"), 1000) for n in range(4)]
+    assert middle_told(made) is None
+
+    for merit, told in zip(made, (3.0, 1.0, 2.0), strict=False):
+        merit.told = told
+
+    assert middle_told(made) == 2.0
