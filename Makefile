@@ -56,13 +56,13 @@ build: build-env ## Build the wheel into dist/
 # -- What developers run --------------------------------------------------------------------------
 
 .PHONY: test
-test: dev-env codegen-env etcd-env engine-env ## Run every check and every test, on real vLLM too
+test: dev-env codegen-env etcd-env engine-env vllm-sources ## Run every check and every test, on real vLLM too
 	@failed=; $(MAKE) check || failed=" check"; \
 	$(BIN)/pytest $(PYTEST_ARGS) || failed="$$failed pytest"; \
 	[ -z "$$failed" ] || { echo "make test: failed:$$failed" >&2; exit 1; }
 
 .PHONY: test-fast
-test-fast: dev-env codegen-env etcd-env ## Run the unit and contract tests, without vLLM
+test-fast: dev-env codegen-env etcd-env vllm-sources ## Run the unit and contract tests, without vLLM
 	@$(BIN)/pytest tests/unit tests/contract -m "not vllm" $(PYTEST_ARGS)
 
 .PHONY: truth
@@ -140,6 +140,10 @@ engine-env: ## Build the environment of the real engines, .venv-vllm
 .PHONY: etcd-env
 etcd-env: python-found ## Get an etcd server for tests, .build/etcd/etcd
 	@"$(PYTHON)" tools/etcd_binary.py
+
+.PHONY: vllm-sources
+vllm-sources: dev-env ## Get the connector's sources of every supported vLLM, .build/vllm-sources
+	@$(BIN)/python tools/vllm_sources.py
 
 .PHONY: python-found
 python-found:

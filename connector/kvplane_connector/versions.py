@@ -4,9 +4,14 @@ vLLM's handles carry an expiry in the owner's clock, and its side channel tells 
 0.26. Without them a read of blocks that were given away cannot be noticed, so older ones are
 refused. Since 0.30 a failed read is told to the scheduler by the request's name; before, it is
 told by its blocks, and not at all for models with several kinds of cache, which are refused there.
+
+What all supported versions have is declared in `vllm_names.py`. What only newer ones have is
+either a part of validating reads, which is asked about once, or looked up here. A test reads the
+sources of every supported version for all of it.
 """
 
 import re
+from collections.abc import MutableMapping
 from typing import Any
 
 OLDEST = (0, 26)
@@ -14,6 +19,18 @@ OLDEST = (0, 26)
 # What reads of a word after a read rest on, since 0.30: notices that wait for the end of a read,
 # and one place where the ends of retentions are told; see worker.py.
 _VALIDATION = ("get_transfer_results", "_read_blocks", "_send_pending_recv_notifs")
+# Declared members that older ones have not got, or that take less there. They are used where reads
+# are validated, or called by vLLM alone.
+NEWER_SINCE = (0, 30)
+NEWER = frozenset(
+    {
+        "NixlPullConnector.has_pending_block_frees",
+        "NixlPullConnectorWorker.get_transfer_results",
+        "NixlPullConnectorWorker._handle_failed_transfer",
+        "NixlPullConnectorWorker._pending_recv_notifs",
+        "NixlPullConnectorWorker._recv_failures",
+    }
+)
 
 # What vLLM asks about a read before it and after it; see worker.py.
 _FENCE = ("_is_turn2_read_expired", "_pop_done_transfers", "_nixl_handshake")
@@ -83,3 +100,22 @@ def reaps_in_order(worker_class: type) -> bool:
     unless the deadlines are kept in order.
     """
     return not hasattr(worker_class, "_reap_expired_send_leases")
+
+
+def clock_ahead(metadata: Any, now: float) -> float:
+    """Seconds that a worker's clock, at `now`, is ahead of the scheduler's.
+
+    vLLM 0.26 does not tell the scheduler's, and takes both for one.
+    """
+    told: float = getattr(metadata, "scheduler_clock", 0.0)
+    return now - told if told else 0.0
+
+
+def reader_counts(worker: Any) -> tuple[MutableMapping[str, int], ...]:
+    """How many ranks of a reader have read each retention, and how many will, as vLLM counts them.
+
+    vLLM before 0.29 knows the second from each notice.
+    """
+    expected = getattr(worker, "expected_consumer_notifications_by_req", None)
+    counts: MutableMapping[str, int] = worker.consumer_notification_counts_by_req
+    return (counts,) if expected is None else (counts, expected)

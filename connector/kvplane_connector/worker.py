@@ -21,7 +21,13 @@ from kvplane_connector.read_fence import ReadFence, widest_offset
 from kvplane_connector.read_stats import ReadStats
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders, WordsPayload
 from kvplane_connector.validated_reads import LANDING_WORDS, Source, ValidatedReads, Verdict
-from kvplane_connector.versions import can_validate, reaps_in_order, require_failures_told
+from kvplane_connector.versions import (
+    can_validate,
+    clock_ahead,
+    reader_counts,
+    reaps_in_order,
+    require_failures_told,
+)
 from kvplane_connector.vllm_names import (
     NixlConnectorMetadata,
     NixlPullConnectorWorker,
@@ -108,7 +114,8 @@ class KvplaneWorker(NixlPullConnectorWorker):
                 setattr(metadata.reqs_to_recv[name].remote, _WORD, word)
         super().start_load_kv(metadata)
         if isinstance(orders, StepOrders) and orders.deadlines:
-            self._set_deadlines(orders.deadlines, metadata.scheduler_clock)
+            # The scheduler may run on another host, whose clock starts elsewhere.
+            self._set_deadlines(orders.deadlines, clock_ahead(metadata, self._clock.now()))
         if isinstance(orders, StepOrders) and orders.release:
             self._release(orders.release)
         if metadata.reqs_not_processed:
@@ -260,13 +267,10 @@ class KvplaneWorker(NixlPullConnectorWorker):
         self._reqs_to_process.discard(name)
         self._kept.discard(name)
         self._notices.pop(name, None)
-        # How many ranks of a reader have read it so far.
-        self.consumer_notification_counts_by_req.pop(name, None)
-        self.expected_consumer_notifications_by_req.pop(name, None)
+        for counts in reader_counts(self):
+            counts.pop(name, None)
 
-    def _set_deadlines(self, deadlines: Mapping[str, float], scheduler_clock: float) -> None:
-        # The scheduler may run on another host, whose clock starts elsewhere.
-        ahead = self._clock.now() - scheduler_clock
+    def _set_deadlines(self, deadlines: Mapping[str, float], ahead: float) -> None:
         news = self._next_news()
         for name, deadline in deadlines.items():
             # What is not there has ended already, and must not be reported twice.

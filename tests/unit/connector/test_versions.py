@@ -9,6 +9,8 @@ from kvplane_connector import __version__
 from kvplane_connector.versions import (
     UnsupportedVllmError,
     can_validate,
+    clock_ahead,
+    reader_counts,
     reaps_in_order,
     require_failures_told,
     require_fence,
@@ -80,3 +82,21 @@ def test_the_connector_tells_the_packages_version() -> None:
     pyproject = Path(__file__).parents[3] / "pyproject.toml"
 
     assert tomllib.loads(pyproject.read_text())["project"]["version"] == __version__
+
+
+def test_clocks_are_taken_for_one_where_the_schedulers_is_not_told() -> None:
+    """vLLM 0.26 sends no time of the scheduler, later ones do."""
+    assert clock_ahead(SimpleNamespace(), 50.0) == 0.0
+    assert clock_ahead(SimpleNamespace(scheduler_clock=20.0), 50.0) == 30.0
+
+
+def test_readers_are_counted_as_each_vllm_does() -> None:
+    """Before 0.29 there is one account of the ranks that have read, and two since."""
+    counts, expected = {"it": 1}, {"it": 2}
+    old = SimpleNamespace(consumer_notification_counts_by_req=counts)
+    new = SimpleNamespace(
+        consumer_notification_counts_by_req=counts, expected_consumer_notifications_by_req=expected
+    )
+
+    assert reader_counts(old) == (counts,)
+    assert reader_counts(new) == (counts, expected)
