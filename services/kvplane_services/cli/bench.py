@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     )
     group.callback()(_benchmarks)
     group.command("scale")(scale)
+    group.command("retention")(retention)
     app.add_typer(group, name="bench")
 
 
@@ -117,3 +118,64 @@ def scale(
         refresh=refresh_handles,
     )
     raise typer.Exit(asyncio.run(run_scale(options, json_file=json_file, log_dir=log_dir)))
+
+
+def retention(
+    *,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="A trace of the Mooncake project's form. [default: a synthetic one]",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the synthetic trace.")] = 1,
+    capacity: Annotated[
+        str, typer.Option(help="Percents of what keeping everything takes, separated by commas.")
+    ] = "1,2,5,10,20",
+    keep_all_tokens: Annotated[
+        int, typer.Option(min=0, help="What keeping everything takes; 0: what the trace says.")
+    ] = 0,
+    hints: Annotated[
+        float, typer.Option(min=0, max=1, help="Part of the conversations whose client hints.")
+    ] = 0.5,
+    wrong_hints: Annotated[
+        float, typer.Option(min=0, max=1, help="Part of those hints that end what goes on.")
+    ] = 0.0,
+    budget: Annotated[
+        float, typer.Option(min=0, max=1, help="Part of the memory that retentions may take.")
+    ] = 1.0,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", dir_okay=False, writable=True, help="Write figures there."
+        ),
+    ] = None,
+) -> None:
+    """Simulate what engines keep under a trace, by the plane's policy and by others.
+
+    Four decode engines whose memory requests and retentions share, 20 ms a token. Prints, for each
+    rule and capacity, how much of the recomputing that keeping everything would save is saved, the
+    same beside a prefill-side prefix cache as large as all engines, and whether anybody waited.
+
+    kvplane bench retention --trace conversation_trace.jsonl --json retention.json
+    """
+    from kvplane_services.bench.retention.command import run_retention
+    from kvplane_services.bench.retention.study import StudyOptions
+
+    try:
+        capacities = [float(percent) for percent in capacity.split(",")]
+    except ValueError:
+        capacities = []
+    if not capacities or not all(0 < percent <= 1000 for percent in capacities):  # noqa: PLR2004
+        raise typer.BadParameter("expected percents such as 1,2,5", param_hint="--capacity")
+    options = StudyOptions(
+        capacities=capacities,
+        keep_all=keep_all_tokens,
+        hints=hints,
+        wrong=wrong_hints,
+        budget=budget,
+    )
+    raise typer.Exit(run_retention(options, trace=trace, seed=seed, json_file=json_file))

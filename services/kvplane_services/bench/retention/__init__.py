@@ -1,0 +1,1 @@
+"""Which finished conversations engines should keep: policies under a trace of requests."""
