@@ -17,6 +17,7 @@ from kvplane_connector.clock import EngineClock
 from kvplane_connector.engine_facts import gather_facts
 from kvplane_connector.kv_blocks import KvBlocks, cache_groups
 from kvplane_connector.load_meter import LoadMeter
+from kvplane_connector.nixl_backends import choice_of_backends, require_backends
 from kvplane_connector.nixl_progress import progress_thread
 from kvplane_connector.plane_link import PlaneLink
 from kvplane_connector.pressure import MemoryPressure
@@ -76,10 +77,14 @@ class KvplaneConnector(NixlPullConnector):
         else:
             spin = WorkerSpin()
             spin_at_work_only(spin_condition_class(), spin)
-            with progress_thread(
-                nixl_agent_class(),
-                enabled=settings.progress_thread,
-                delay_us=settings.progress_delay_us,
+            backends = transfer.kv_connector_extra_config.get("backends", ["UCX"])
+            with (
+                choice_of_backends(backends),
+                progress_thread(
+                    nixl_agent_class(),
+                    enabled=settings.progress_thread,
+                    delay_us=settings.progress_delay_us,
+                ),
             ):
                 self._worker = KvplaneWorker(
                     vllm_config,
@@ -88,6 +93,7 @@ class KvplaneConnector(NixlPullConnector):
                     validate=settings.validate_reads,
                     spin=spin,
                 )
+            require_backends(backends, self._worker.nixl_wrapper)
             self.connector_worker = self._worker
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:

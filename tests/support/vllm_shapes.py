@@ -22,6 +22,7 @@ _HANDED = {
     "parallel": "vllm.config.parallel.ParallelConfig",
     "transfer": "vllm.config.kv_transfer.KVTransferConfig",
     "self._pool": "vllm.v1.core.block_pool.BlockPool",
+    "pool": "vllm.v1.core.block_pool.BlockPool",
     "core": "vllm.v1.engine.core.EngineCoreProc",
     "core_class": "vllm.v1.engine.core.EngineCoreProc",
     "core.scheduler": _SCHEDULER,
