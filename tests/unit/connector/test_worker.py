@@ -136,3 +136,29 @@ def test_what_vllm_ended_itself_is_not_ended_again(worker: Any) -> None:
 
     assert worker._get_new_notifs() == {"b"}
     assert worker._kept == set()
+
+
+def test_a_read_before_the_retention_begins_does_not_consume_it(worker: Any) -> None:
+    """With steps in flight a notice may come before the step that says until when to keep."""
+    # As vLLM does with each request of a batch.
+    worker._reqs_to_process.add("one")
+    _step(worker, keep={"one"})
+    worker._all_notifs = lambda: {"reader": [b"one:1"]}
+
+    assert worker.nixl_wrapper.get_new_notifs() == {"reader": []}
+    assert worker.take_news().reads == {"one": 1}
+
+    _step(worker, {"one": 30.0})
+    assert worker._reqs_to_send == {"one": 30.0}
+    assert worker._get_new_notifs() == set()
+
+
+def test_deadlines_are_set_by_a_scheduler_that_does_not_tell_its_clock(worker: Any) -> None:
+    """As vLLM 0.26 does: both halves are taken to have one clock."""
+    worker._clock.now = lambda: 5.0
+    made = sys.modules["kvplane_connector.step_orders"].StepOrders(deadlines={"one": 40.0})
+    _step(worker, {"one": 30.0}, keep={"one"})
+
+    worker.start_load_kv(SimpleNamespace(reqs_to_send={}, reqs_not_processed=(), kvplane=made))
+
+    assert worker._reqs_to_send == {"one": 40.0}
