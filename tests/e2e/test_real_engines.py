@@ -46,6 +46,7 @@ class Deployment:
 
     url: str
     plane: str
+    process: PlaneProcess
     pair: EnginePair
 
 
@@ -105,7 +106,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     try:
         with started_pair(plane.target, folder) as pair:
             _until_registered(plane.target)
-            yield Deployment(plane.url, plane.target, pair)
+            yield Deployment(plane.url, plane.target, plane, pair)
     finally:
         plane.stop()
 
@@ -203,6 +204,33 @@ def test_local_turns_need_no_prefill_and_are_retained_again(chat: Chat) -> None:
     assert (local.pulled, local.computed) == (0, 0)
     assert local.text == expected
     assert third.pulled == local.prompt_tokens + _TOKENS - 1
+
+
+def test_a_killed_plane_comes_back_with_its_lease(chat: Chat) -> None:
+    """Engines tell the next plane what they hold: same lease, same token, and turns reuse."""
+    chat.ask(_FIRST)
+
+    def leases() -> dict[str, int]:
+        with SyncPlane(chat.deployment.plane) as plane:
+            held = plane.each(plane.leases.list())
+            return {
+                one.name: one.fencing_token
+                for one in held
+                if one.session_key.session_id == chat.session
+            }
+
+    wait_until(lambda: bool(leases()), seconds=5, what="a lease")
+    before = leases()
+    expected = chat.expected(_SECOND)
+
+    chat.deployment.process.kill()
+    chat.deployment.process.start()
+
+    _until_registered(chat.deployment.plane)
+    wait_until(lambda: leases() == before, seconds=15, what="the lease, with its token")
+    second = chat.ask(_SECOND)
+    assert second.pulled > 0
+    assert second.text == expected
 
 
 def test_a_client_that_leaves_stops_its_turn(chat: Chat) -> None:
