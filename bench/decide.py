@@ -20,7 +20,14 @@ from kvplane_services.lease.model import Handle, Lease
 from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.decider import Decider
 from kvplane_services.router.inflight import InFlight
-from kvplane_services.router.model import LegKind, LegReport, RouteOutcome, Subject
+from kvplane_services.router.model import (
+    Decision,
+    KeptTurn,
+    LegKind,
+    LegReport,
+    RouteOutcome,
+    Subject,
+)
 from kvplane_services.router.view import RouterView
 from kvplane_services.session.model import SessionKey
 from kvplane_services.store.model import Synced, Upserted
@@ -36,6 +43,20 @@ class _NoClaims:
 
     def drop(self, lease: str, *, turn: str) -> None:
         """See `router.decider.Claims`."""
+
+
+class _NoneUnreported:
+    def begin(self, decision: Decision, *, message_digest: bytes) -> None:
+        """See `router.decider.Unreported`."""
+
+    def end(self, decision_id: str, kept: KeptTurn | None) -> bool:
+        """See `router.decider.Unreported`."""
+        del decision_id, kept
+        return False
+
+    async def consume(self, lease: Lease) -> str:
+        """See `router.decider.Unreported`."""
+        raise AssertionError(f"{lease.name} is no lease of a stock engine")
 
 
 def _engines() -> list[Engine]:
@@ -112,6 +133,7 @@ def _router(*, leases: int) -> Decider:
         view=view,
         in_flight=InFlight(limit=config.max_in_flight, retry_after=1.0),
         claims=_NoClaims(),
+        unreported=_NoneUnreported(),
         config=config,
         clock=clock,
         new_id=lambda: f"{next(ids):032x}",

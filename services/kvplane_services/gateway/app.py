@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -15,6 +16,7 @@ from kvplane_services.gateway.config import GatewayConfig
 from kvplane_services.gateway.decisions import Decisions
 from kvplane_services.gateway.encoded_body import EncodedBody
 from kvplane_services.gateway.engine_client import EngineClient
+from kvplane_services.gateway.history import TrustedModels, history_digest
 from kvplane_services.gateway.http_protocol import (
     expectation,
     refuse_large_headers,
@@ -27,7 +29,7 @@ from kvplane_services.gateway.openai_errors import OpenAIError, from_domain
 from kvplane_services.gateway.prefill_decode import PrefillDecode
 from kvplane_services.gateway.session_naming import subject_of, tenant_of
 from kvplane_services.gateway.turn import Turn
-from kvplane_services.router.model import Strategy
+from kvplane_services.router.model import Strategy, Subject
 from kvplane_services.router.ports import Router
 from kvplane_services.telemetry import Telemetry
 
@@ -73,6 +75,7 @@ def build_gateway(
     reports = LegReports(router=router)
     decisions = Decisions(router=router, reports=reports)
     readiness = Readiness()
+    trusted = TrustedModels()
     app[READINESS] = readiness
 
     async def collaborators(_: web.Application) -> AsyncIterator[None]:
@@ -87,6 +90,7 @@ def build_gateway(
     turns = _Turns(
         config=settings,
         work=work,
+        trusted=trusted,
         serve=PrefillDecode(
             runner=LegRunner(
                 decisions=decisions,
@@ -97,6 +101,7 @@ def build_gateway(
                 clock=clock,
                 telemetry=telemetry,
                 instruments=instruments,
+                trusted=trusted,
             )
         ),
     )
@@ -118,9 +123,17 @@ def build_gateway(
 class _Turns:
     """The routes that serve turns."""
 
-    def __init__(self, *, config: GatewayConfig, work: BodyWork, serve: PrefillDecode) -> None:
+    def __init__(
+        self,
+        *,
+        config: GatewayConfig,
+        work: BodyWork,
+        trusted: TrustedModels,
+        serve: PrefillDecode,
+    ) -> None:
         self._config = config
         self._work = work
+        self._trusted = trusted
         self._serve = serve
         self._secret = config.tenant_secret.encode()
 
@@ -156,9 +169,15 @@ class _Turns:
             path=request.path,
             headers=request.headers,
             body=body,
-            subject=subject_of(request.headers, body, tenant=tenant),
+            subject=self._subject(request, body, tenant=tenant),
             forced=forced,
         )
+
+    def _subject(self, request: web.Request, body: ClientBody, *, tenant: str) -> Subject:
+        subject = subject_of(request.headers, body, tenant=tenant)
+        if body.model not in self._trusted:
+            return subject
+        return replace(subject, history_digest=history_digest(body))
 
     def _forced(self, request: web.Request) -> Strategy | None:
         if not self._config.allow_strategy_header:

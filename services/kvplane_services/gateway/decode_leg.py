@@ -8,14 +8,21 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from kvplane_services.gateway import failures, headers
-from kvplane_services.gateway.engine_answers import EngineAnswer, Verdict, streams, verdict_of
+from kvplane_services.gateway.engine_answers import (
+    EngineAnswer,
+    Verdict,
+    merged,
+    streams,
+    verdict_of,
+)
 from kvplane_services.gateway.engine_client import EngineFailed
+from kvplane_services.gateway.history import continued_digest
 from kvplane_services.gateway.leg_runner import LegRefused, LegRunner
 from kvplane_services.gateway.openai_errors import OpenAIError
 from kvplane_services.gateway.params_eraser import ParamsEraser
 from kvplane_services.gateway.stream_relay import ClientGone, StreamRelay
 from kvplane_services.gateway.turn import Attempt, Turn
-from kvplane_services.router.model import LegKind, RouteOutcome
+from kvplane_services.router.model import KeptTurn, LegKind, RouteOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +118,7 @@ class DecodeLeg:
             self._report.end(RouteOutcome.FAILED)
             raise DecodeFailed(failures.broken("is not complete"), retry=False) from error
         self._runner.count_tokens(LegKind.DECODE, answer)
-        await self._succeeded(answer)
+        await self._succeeded(answer, await self._kept(answer, body))
         return web.Response(
             status=response.status,
             body=ParamsEraser().feed(body),
@@ -158,14 +165,34 @@ class DecodeLeg:
         except ConnectionError as error:
             raise ClientGone from error
 
-    async def _succeeded(self, answer: EngineAnswer | None = None) -> None:
+    async def _kept(self, answer: EngineAnswer, body: bytes) -> KeptTurn | None:
+        """What a stock engine's answer says of the blocks that stay, if it says anything."""
+        fixed, client = self._decision.decode.fixed_retention, self._turn.body
+        if fixed is None or answer.params is None:
+            return None
+        digest = b""
+        if fixed.trust_history:
+            size = len(client.raw) + len(body)
+            digest = await self._runner.work.run(lambda: continued_digest(client, body), size=size)
+        return KeptTurn(merged(answer.params), digest)
+
+    def _count_kept(self, answer: EngineAnswer | None, kept: KeptTurn | None) -> None:
+        if self._decision.decode.fixed_retention is not None:
+            known = "leased" if kept else "untold" if answer else "streamed"
+            self._runner.instruments.fixed_retentions.add(1, {"known": known})
+
+    async def _succeeded(
+        self, answer: EngineAnswer | None = None, kept: KeptTurn | None = None
+    ) -> None:
         """Reports, and lets the report go first: a turn that overtakes it looks like a fork."""
+        self._count_kept(answer, kept)
         told = answer or EngineAnswer()
         delivery = self._report.end(
             RouteOutcome.SUCCEEDED,
             prompt_tokens=told.prompt_tokens,
             cached_tokens=told.cached_tokens,
             output_tokens=told.output_tokens,
+            kept=kept,
         )
         self.outcome = RouteOutcome.SUCCEEDED
         if delivery is not None:

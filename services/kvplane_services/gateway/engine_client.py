@@ -37,12 +37,16 @@ class LegRequest:
 
 
 class EngineFailed(Exception):
-    """The engine did not answer, or broke off; `timed_out` if it was silent for too long."""
+    """The engine did not answer, or broke off; `timed_out` if it was silent for too long.
 
-    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+    `answered` if it did answer, with a 5xx.
+    """
+
+    def __init__(self, message: str, *, timed_out: bool = False, answered: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.timed_out = timed_out
+        self.answered = answered
 
 
 class EngineClient:

@@ -17,6 +17,8 @@ class Instruments:
         retries: Legs that ran again elsewhere, by leg and why.
         without_params: Prefill answers without `kv_transfer_params`: the decode engine computed
             the prompt again.
+        fixed_retentions: Turns on engines with the stock connector that keep them, by what is known
+            of the blocks: leased; streamed (the answer did not tell); untold.
         not_disaggregated: Turns that no prefill leg can serve, by why.
         tokens: Tokens by leg and kind (prompt, cached, output), where an answer told them.
         in_flight: Legs that run right now, by leg.
@@ -28,6 +30,7 @@ class Instruments:
     legs: Counter
     retries: Counter
     without_params: Counter
+    fixed_retentions: Counter
     not_disaggregated: Counter
     tokens: Counter
     in_flight: UpDownCounter
@@ -42,6 +45,9 @@ class Instruments:
             retries=telemetry.counter("kvplane.leg.retries", "Legs run again elsewhere"),
             without_params=telemetry.counter(
                 "kvplane.prefill.without_params", "Prefill answers that handed over no blocks"
+            ),
+            fixed_retentions=telemetry.counter(
+                "kvplane.turns.fixed_retention", "Turns that stock engines keep"
             ),
             not_disaggregated=telemetry.counter(
                 "kvplane.turns.not_disaggregated", "Turns that no prefill leg can serve"

@@ -10,7 +10,13 @@ from contextlib import asynccontextmanager
 from kvplane_services.clock import Clock
 from kvplane_services.errors import KvplaneError
 from kvplane_services.gateway.instruments import Instruments
-from kvplane_services.router.model import Decision, LegKind, LegReport, RouteOutcome
+from kvplane_services.router.model import (
+    Decision,
+    KeptTurn,
+    LegKind,
+    LegReport,
+    RouteOutcome,
+)
 from kvplane_services.router.ports import Router
 
 _log = logging.getLogger(__name__)
@@ -136,6 +142,7 @@ class OpenLeg:
         prompt_tokens: int = 0,
         cached_tokens: int = 0,
         output_tokens: int = 0,
+        kept: KeptTurn | None = None,
     ) -> Delivery | None:
         """The leg is over. Only the first call counts, and returns the report's delivery."""
         if not self._open:
@@ -156,5 +163,6 @@ class OpenLeg:
                 prompt_tokens=prompt_tokens,
                 cached_tokens=cached_tokens,
                 output_tokens=output_tokens,
+                kept=kept,
             )
         )

@@ -11,6 +11,7 @@ from kvplane_services.gateway.config import GatewayConfig
 from kvplane_services.gateway.decisions import Decisions
 from kvplane_services.gateway.engine_answers import EngineAnswer
 from kvplane_services.gateway.engine_client import EngineClient, LegRequest
+from kvplane_services.gateway.history import TrustedModels
 from kvplane_services.gateway.instruments import Instruments
 from kvplane_services.gateway.leg_reports import LegReports
 from kvplane_services.gateway.turn import Attempt, Turn
@@ -39,6 +40,7 @@ class LegRunner:
         clock: Tells durations.
         telemetry: Spans.
         instruments: Counts and measures.
+        trusted: Told of each decision.
 
     """
 
@@ -50,6 +52,7 @@ class LegRunner:
     clock: Clock
     telemetry: Telemetry
     instruments: Instruments
+    trusted: TrustedModels
 
     def request(
         self,

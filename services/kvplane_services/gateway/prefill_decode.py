@@ -5,7 +5,8 @@ What fails, and what follows:
 - The router cannot decide: the client gets its error.
 - An engine refuses a leg (4xx): the client gets the engine's answer. Nothing is retried.
 - The prefill leg fails: decided once more without that engine, as RECOMPUTE. Failing that, or
-  if no other engine can take it, the decode engine computes the prompt itself.
+  if no other engine can take it, the decode engine computes the prompt itself. An engine with
+  the stock connector answers with a 5xx where a read fails: it is asked again, to compute.
 - A prefill leg that reads another engine's blocks does not end in time: either engine may be
   frozen. Decided once more as RECOMPUTE, without both if others are there, else without the
   owner, else with the same ones: without a handle the prefill engine waits for nobody.
@@ -142,6 +143,7 @@ class _Run:
             decision = await self._runner.decisions.of(
                 self._turn.subject, forced=forced, excluded=self._excluded
             )
+        self._runner.trusted.note(decision)
         self._attempts.append(
             Attempt(
                 number=len(self._attempts) + 1,
@@ -200,9 +202,11 @@ class _Run:
             return None
         return await run_prefill(self._runner, self._turn, self._attempt, leg, report)
 
-    def _decode_params(self, handed_over: Params | None) -> bytes:
+    def _decode_params(self, handed_over: Params | None) -> bytes | None:
         """With nothing handed over, for an engine that computes what it lacks of the prompt."""
         own = self._attempt.decision.decode.kv_transfer_params
+        if handed_over is None and not own:
+            return None
         return merged(_LOCAL_ONLY if handed_over is None else handed_over, own)
 
     def _skip_prefill(self, why: str) -> None:
@@ -214,7 +218,12 @@ class _Run:
 def _suspects(decision: Decision, failure: EngineFailed) -> Sequence[frozenset[str]]:
     """What to decide without after a prefill leg failed: sets of engines, the best first."""
     prefill = frozenset({decision.prefill.engine} if decision.prefill is not None else ())
-    if not failure.timed_out or decision.strategy is not Strategy.PULL:
+    if decision.strategy is not Strategy.PULL:
+        return [prefill]
+    if failure.answered and decision.decode.fixed_retention is not None:
+        # The stock connector answers with a 5xx where a read fails; its engine can compute.
+        return [frozenset(), prefill]
+    if not failure.timed_out:
         return [prefill]
     # As a rule the engine that decodes is the one that holds the blocks.
     owner = frozenset({decision.decode.engine})

@@ -83,7 +83,7 @@ def _understood(response: aiohttp.ClientResponse, body: bytes) -> EngineAnswer:
     if verdict is Verdict.REFUSED:
         raise LegRefused(failures.passed_on(response, body))
     if verdict is Verdict.FAILED:
-        raise EngineFailed(f"answered with status {response.status}")
+        raise EngineFailed(f"answered with status {response.status}", answered=True)
     try:
         return EngineAnswer.parse(body)
     except ValueError as error:

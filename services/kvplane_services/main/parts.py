@@ -25,12 +25,13 @@ from kvplane_services.grpc_server import GrpcServer
 from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.manager import LeaseManager
 from kvplane_services.lease.model import Lease
-from kvplane_services.lease.ports import LeaseControl
+from kvplane_services.lease.ports import FixedLeaseControl, LeaseControl
 from kvplane_services.lease.servicer import LeaseServicer
 from kvplane_services.router.claims import LeaseClaims
 from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.decider import Decider
 from kvplane_services.router.explain import Explainer
+from kvplane_services.router.fixed_retentions import FixedRetentions
 from kvplane_services.router.inflight import InFlight
 from kvplane_services.router.servicer import RouterServicer
 from kvplane_services.router.view import RouterView
@@ -80,6 +81,7 @@ class RouterPart:
     explainer: Explainer
     view: RouterView
     claims: LeaseClaims
+    unreported: FixedRetentions
     engines: Feed[Engine]
     leases: Feed[Lease]
 
@@ -93,7 +95,11 @@ class RouterPart:
 
     def loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """What runs in the background."""
-        return self.view.run(engines=self.engines, leases=self.leases), self.claims.run()
+        return (
+            self.view.run(engines=self.engines, leases=self.leases),
+            self.claims.run(),
+            self.unreported.run(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,7 @@ def router_part(
     engines: Feed[Engine],
     leases: Feed[Lease],
     control: LeaseControl,
+    fixed_control: FixedLeaseControl,
     clock: Clock,
 ) -> RouterPart:
     """A router that follows these feeds."""
@@ -174,16 +181,18 @@ def router_part(
         longest=section.longest_claim,
         limit=config.max_in_flight,
     )
+    unreported = FixedRetentions(control=fixed_control, clock=clock, limit=config.memory)
     decider = Decider(
         view=view,
         in_flight=in_flight,
         claims=claims,
+        unreported=unreported,
         config=config,
         clock=clock,
         new_id=lambda: uuid.uuid4().hex,
     )
     explainer = Explainer(view=view, in_flight=in_flight, config=config)
-    return RouterPart(decider, explainer, view, claims, engines, leases)
+    return RouterPart(decider, explainer, view, claims, unreported, engines, leases)
 
 
 def registry_part(

@@ -43,6 +43,7 @@ async def run_plane(settings: PlaneSettings, *, clock: Clock) -> None:
             engines=leases.directory.feed(),
             leases=leases.manager.feed(),
             control=leases.manager,
+            fixed_control=leases.manager,
             clock=clock,
         )
         prober = prober_of(

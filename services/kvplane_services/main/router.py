@@ -25,11 +25,13 @@ async def run_router(settings: RouterSettings, *, clock: Clock) -> None:
         until_stopped(delay=settings.stop.delay, clock=clock) as stop,
         plane_of(settings.peers, clock=clock) as plane,
     ):
+        control = RemoteLeaseControl(plane=plane)
         router = router_part(
             settings.router,
             engines=engine_feed(plane, clock=clock),
             leases=lease_feed(plane, clock=clock),
-            control=RemoteLeaseControl(plane=plane),
+            control=control,
+            fixed_control=control,
             clock=clock,
         )
         server = grpc_server(settings.grpc)

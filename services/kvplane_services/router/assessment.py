@@ -41,6 +41,7 @@ def assess(
     in_flight: InFlight,
     config: RouterConfig,
     excluded: AbstractSet[str] = frozenset(),
+    history_digest: bytes = b"",
 ) -> Assessment:
     """Ranks `engines` for the legs of a turn."""
     engines = tuple(engines)
@@ -79,6 +80,7 @@ def assess(
         reader=best(readers),
         no_reader=_rejections(readers),
         min_pull_tokens=config.min_pull_tokens,
+        history_digest=history_digest,
     )
     return Assessment(decodes, prefills, readers, situation)
 

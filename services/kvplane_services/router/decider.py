@@ -4,11 +4,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Protocol
 
 from kvplane_services.clock import Clock
 from kvplane_services.engine.model import ConnectorKind
 from kvplane_services.errors import StrategyImpossible, Unavailable
+from kvplane_services.lease.model import Lease
 from kvplane_services.router.assessment import Assessment, assess, cannot_decode
 from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.expected import ExpectedRetentions
@@ -16,6 +18,7 @@ from kvplane_services.router.inflight import InFlight, Turn
 from kvplane_services.router.legs import decode_leg, prefill_leg, pull_leg
 from kvplane_services.router.model import (
     Decision,
+    KeptTurn,
     Leg,
     LegKind,
     LegReport,
@@ -44,16 +47,34 @@ class Claims(Protocol):
         ...
 
 
+class Unreported(Protocol):
+    """Retentions of engines that report none; see `FixedRetentions`."""
+
+    def begin(self, decision: Decision, *, message_digest: bytes) -> None:
+        """Notes a turn."""
+        ...
+
+    def end(self, decision_id: str, kept: KeptTurn | None) -> bool:
+        """Has what the turn left leased; False if it left nothing that is known."""
+        ...
+
+    async def consume(self, lease: Lease) -> str:
+        """Takes the one read of a retention; why it is not to be had, or nothing."""
+        ...
+
+
 class Decider:
     """Implements `router.ports.Router` in process.
 
     A decision makes no remote call and waits for one thing only: the report of the
-    session's last turn, if it is due any moment.
+    session's last turn, if it is due any moment. But for engines with the stock connector whose
+    history is trusted: their retentions can be read once, so the read is asked for.
 
     Args:
         view: What is known of engines and leases.
         in_flight: Counts turns; shared with whoever explains decisions.
         claims: Keeps the leases of turns in flight.
+        unreported: Retentions of engines with the stock connector.
         config: The numbers.
         clock: Tells the time.
         new_id: Makes ids that never repeat.
@@ -66,6 +87,7 @@ class Decider:
         view: RouterView,
         in_flight: InFlight,
         claims: Claims,
+        unreported: Unreported,
         config: RouterConfig,
         clock: Clock,
         new_id: Callable[[], str],
@@ -73,6 +95,7 @@ class Decider:
         self._view = view
         self._in_flight = in_flight
         self._claims = claims
+        self._unreported = unreported
         self._config = config
         self._clock = clock
         self._new_id = new_id
@@ -122,7 +145,10 @@ class Decider:
         turn = self._release(report.decision_id, report.leg)
         if turn is None or report.leg is not LegKind.DECODE:
             return
-        if report.outcome is RouteOutcome.SUCCEEDED and self._retains(turn.decode_engine):
+        kept = report.kept if report.outcome is RouteOutcome.SUCCEEDED else None
+        leased = self._unreported.end(turn.decision_id, kept)
+        retains = report.outcome is RouteOutcome.SUCCEEDED and self._retains(turn.decode_engine)
+        if leased or retains:
             self._expected.expect(turn.session_key, turn.decision_id, self._clock.now())
 
     async def models(self) -> tuple[str, ...]:
@@ -139,7 +165,7 @@ class Decider:
             subject, view=self._view, in_flight=self._in_flight, new_id=self._new_id
         )
         waited = await self._await_retention(session.source)
-        # No await from here on: what is counted is what was weighed.
+        # No await from here on, as a rule: what is counted is what was weighed.
         self._in_flight.admit()
         model = session.key.model
         assessment = assess(
@@ -149,21 +175,30 @@ class Decider:
             in_flight=self._in_flight,
             config=self._config,
             excluded=excluded,
+            history_digest=subject.history_digest,
         )
-        if assessment.situation is None:
+        situation = assessment.situation
+        if situation is None:
             raise cannot_decode(model, assessment.decodes, view=self._view, config=self._config)
-        choice = self._choose(assessment, assessment.situation, forced)
+        choice = self._choose(assessment, situation, forced)
+        if choice.strategy is Strategy.PULL and situation.lease and situation.lease.ttl:
+            refused = await self._unreported.consume(situation.lease)
+            if refused:
+                situation = replace(situation, refused=refused)
+                choice = self._choose(assessment, situation, forced)
         decision = make_decision(
             subject,
             session,
-            assessment.situation,
+            situation,
             choice,
             decision_id=self._new_id(),
             ttl=self._config.decision_ttl,
             waited=waited,
         )
         self._in_flight.acquire(decision, self._clock.now())
-        if decision.lease:
+        self._unreported.begin(decision, message_digest=_message_digest(subject))
+        # A lease of fixed length gets no longer by being claimed.
+        if decision.lease and situation.lease and not situation.lease.ttl:
             self._claims.claim(decision.lease, decision.fencing_token, turn=decision.decision_id)
         if subject.message_digests and not subject.session_key.session_id:
             self._view.remember_messages(session.key, subject.message_digests[-1])
@@ -254,7 +289,7 @@ def make_decision(
         situation.decode,
         session_key=session.key,
         decision_id=decision_id,
-        message_digest=subject.message_digests[-1] if subject.message_digests else b"",
+        message_digest=_message_digest(subject),
         alone=choice.strategy is Strategy.LOCAL,
     )
     return Decision(
@@ -271,6 +306,10 @@ def make_decision(
         ttl=ttl,
         waited=waited,
     )
+
+
+def _message_digest(subject: Subject) -> bytes:
+    return subject.message_digests[-1] if subject.message_digests else b""
 
 
 def _prefill(situation: Situation, choice: Choice) -> Leg | None:

@@ -41,6 +41,7 @@ class Explainer:
             view=self._view,
             in_flight=self._in_flight,
             config=self._config,
+            history_digest=subject.history_digest,
         )
         situation = assessment.situation
         if situation is None:

@@ -6,10 +6,11 @@ the decode leg's over those of the prefill engine's answer.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvplane import transfer_params
-from kvplane_services.engine.model import Engine
+from kvplane_services.engine.model import ConnectorKind, Engine
 from kvplane_services.lease.model import Lease
 from kvplane_services.router.model import Leg
 from kvplane_services.session.model import SessionKey
@@ -44,7 +45,13 @@ def decode_leg(
     message_digest: bytes,
     alone: bool,
 ) -> Leg:
-    """A decode leg under the turn's mark; `alone` if no prefill leg goes before it."""
+    """A decode leg under the turn's mark; `alone` if no prefill leg goes before it.
+
+    The stock connector gets no parameters of ours. What it keeps for a turn that it serves alone
+    has no time limit, so such a turn must have none at all.
+    """
+    if engine.build.connector is ConnectorKind.STOCK:
+        return replace(_leg(engine, b""), fixed_retention=engine.fixed_retention)
     mark = transfer_params.TurnMark(
         tenant=session_key.tenant,
         model=session_key.model,

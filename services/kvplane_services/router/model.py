@@ -4,6 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvplane_services.engine.model import FixedRetention
 from kvplane_services.session.model import SessionKey
 
 
@@ -59,17 +60,22 @@ class Subject:
     prompt_tokens: int = 0
     max_output_tokens: int = 0
     block_hashes: tuple[bytes, ...] = ()
+    history_digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One engine's part in a turn; `engine` is a full resource name, the parameters are JSON."""
+    """One engine's part in a turn; `engine` is a full resource name, the parameters are JSON.
+
+    Empty parameters are those of a stock decode engine; `fixed_retention` is set if it keeps turns.
+    """
 
     engine: str
     epoch: int
     endpoint: str
     kv_transfer_params: bytes
     data_parallel_rank: int | None = None
+    fixed_retention: FixedRetention | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,14 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTurn:
+    """What the answer of a stock engine says of the blocks that stay; `handle` is JSON."""
+
+    handle: bytes
+    history_digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class LegReport:
     """How one leg of a decision went; durations in seconds, zero if unknown."""
 
@@ -102,6 +116,7 @@ class LegReport:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    kept: KeptTurn | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Situation:
         reader: The best prefill engine that can read from `holder` too.
         no_reader: Why there is none, in words.
         min_pull_tokens: Retentions with fewer tokens are not worth a transfer.
+        history_digest: Of the turn, for retentions without proof; see router.proto.
+        refused: Why the one read of a retention that a read consumes was not to be had, in words.
 
     """
 
@@ -53,6 +55,8 @@ class Situation:
     reader: Engine | None
     no_reader: str
     min_pull_tokens: int
+    history_digest: bytes = b""
+    refused: str = ""
 
     @property
     def decode_holds(self) -> bool:
@@ -74,7 +78,8 @@ def objections(situation: Situation) -> Mapping[Strategy, Objection | None]:
     return {
         Strategy.PULL: _against_pull(situation),
         Strategy.RECOMPUTE: _against_recompute(situation),
-        Strategy.LOCAL: _against_local(situation),
+        # An engine that serves alone reads nothing of others, and its own cache compares tokens.
+        Strategy.LOCAL: None,
     }
 
 
@@ -138,7 +143,7 @@ _NOT_CHOSEN = {
 def _against_pull(situation: Situation) -> Objection | None:
     lease, holder = situation.lease, situation.holder
     if lease is None:
-        return _no_lease(situation.ended)
+        return _no_lease(situation)
     unreadable = _unreadable(situation, lease, holder)
     if unreadable is not None:
         return unreadable
@@ -174,7 +179,11 @@ def _unreadable(situation: Situation, lease: Lease, holder: Engine | None) -> Ob
             DecisionReason.HOLDER_UNAVAILABLE, f"{lease.engine}, which holds {lease.name}, {words}"
         )
     if holder is not None and holder.build.connector is ConnectorKind.STOCK:
-        return _stock(holder)
+        doubt = _doubt(situation, lease, holder)
+        if doubt:
+            return Objection(
+                DecisionReason.STOCK_CONNECTOR, f"{holder.name} runs the stock connector: {doubt}"
+            )
     if situation.handle is None:
         return Objection(
             DecisionReason.HOLDER_UNAVAILABLE,
@@ -189,27 +198,36 @@ def _against_recompute(situation: Situation) -> Objection | None:
     return None
 
 
-def _against_local(situation: Situation) -> Objection | None:
-    # An engine that has no prefill engine beside it serves alone whatever it runs: it reads
-    # nothing and leaves nothing to prove.
-    if situation.decode.build.connector is ConnectorKind.STOCK and situation.prefill is not None:
-        return _stock(situation.decode)
-    return None
-
-
-def _no_lease(ended: EndedLease | None) -> Objection:
+def _no_lease(situation: Situation) -> Objection:
+    ended, loss = situation.ended, _loss(situation.decode)
     if ended is None:
-        return Objection(DecisionReason.NO_LEASE, "the session has no retention")
+        return Objection(DecisionReason.NO_LEASE, f"the session has no retention{loss}")
     return Objection(
-        DecisionReason.LEASE_ENDED, f"{ended.lease}, the session's last lease, {ended.how}"
+        DecisionReason.LEASE_ENDED, f"{ended.lease}, the session's last lease, {ended.how}{loss}"
     )
 
 
-def _stock(engine: Engine) -> Objection:
-    return Objection(
-        DecisionReason.STOCK_CONNECTOR,
-        f"{engine.name} runs the stock connector, which cannot prove that a prompt extends "
-        "what was retained",
+def _doubt(situation: Situation, lease: Lease, holder: Engine) -> str:
+    """Why a retention that has no proof must not be read; empty if it may be."""
+    fixed = holder.fixed_retention
+    if fixed is None or not fixed.trust_history:
+        return "it cannot prove that a prompt extends what was retained"
+    if not lease.history_digest:
+        return "what was retained cannot be compared with messages"
+    if lease.history_digest != situation.history_digest:
+        return "the turn is not known to continue the messages of the one retained"
+    return situation.refused
+
+
+def _loss(engine: Engine) -> str:
+    """What is lost, where an engine with the stock connector may be why there is no lease."""
+    if engine.build.connector is not ConnectorKind.STOCK:
+        return ""
+    if engine.fixed_retention is None:
+        return f"; {engine.name} runs the stock connector, and is not known to keep turns"
+    return (
+        f"; {engine.name} runs the stock connector: it tells what it keeps in answers that do not "
+        f"stream only, for {engine.fixed_retention.ttl:g} s or one read"
     )
 
 

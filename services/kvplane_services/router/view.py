@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvplane_services.clock import Clock, wait_set
 from kvplane_services.engine.model import Engine, EngineState
-from kvplane_services.lease.model import Lease, LeaseState
+from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.router.grouped import Grouped
 from kvplane_services.router.remembered import Remembered
 from kvplane_services.router.tracked import Tracked
@@ -282,7 +282,11 @@ class RouterView:
 def _how_it_ended(lease: Lease, *, forgotten: bool) -> str:
     if lease.end_reason is not None:
         return f"ended: {lease.end_reason.value}"
-    return "is no longer known to the lease manager" if forgotten else "is being released"
+    if forgotten:
+        return "is no longer known to the lease manager"
+    if lease.release_reason is EndReason.CONSUMED:
+        return "was given out to be read, and a read consumes it"
+    return "is being released"
 
 
 def _messages(key: SessionKey, digest: bytes) -> _Messages:

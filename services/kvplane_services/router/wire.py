@@ -2,12 +2,14 @@
 
 from kvplane.api.router.v1 import router_pb2 as pb
 from kvplane_services.durations import duration, seconds_of
+from kvplane_services.engine.wire import fixed_retention_from_wire, fixed_retention_to_wire
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.router.model import (
     Candidate,
     Decision,
     DecisionReason,
     Explanation,
+    KeptTurn,
     Leg,
     LegKind,
     LegReport,
@@ -70,6 +72,11 @@ def subject_from_wire(message: pb.RouteSubject) -> Subject:
             f"subject.block_hashes has more than {_MAX_BLOCK_HASHES} entries",
             field="subject.block_hashes",
         )
+    if len(message.history_digest) > _MAX_DIGEST_BYTES:
+        raise InvalidRequest(
+            f"subject.history_digest has more than {_MAX_DIGEST_BYTES} bytes",
+            field="subject.history_digest",
+        )
     if message.prompt_tokens < 0 or message.max_output_tokens < 0:
         raise InvalidRequest("subject: token counts are not negative", field="subject")
     return Subject(
@@ -78,6 +85,7 @@ def subject_from_wire(message: pb.RouteSubject) -> Subject:
         prompt_tokens=message.prompt_tokens,
         max_output_tokens=message.max_output_tokens,
         block_hashes=tuple(message.block_hashes),
+        history_digest=message.history_digest,
     )
 
 
@@ -89,6 +97,7 @@ def subject_to_wire(subject: Subject) -> pb.RouteSubject:
         prompt_tokens=subject.prompt_tokens,
         max_output_tokens=subject.max_output_tokens,
         block_hashes=subject.block_hashes,
+        history_digest=subject.history_digest,
     )
 
 
@@ -167,6 +176,11 @@ def report_from_wire(message: pb.ReportRouteOutcomeRequest) -> LegReport:
         prompt_tokens=message.prompt_tokens,
         cached_tokens=message.cached_tokens,
         output_tokens=message.output_tokens,
+        kept=(
+            KeptTurn(message.kept.kv_transfer_params, message.kept.history_digest)
+            if message.HasField("kept")
+            else None
+        ),
     )
 
 
@@ -181,6 +195,13 @@ def report_to_wire(report: LegReport) -> pb.ReportRouteOutcomeRequest:
         prompt_tokens=report.prompt_tokens,
         cached_tokens=report.cached_tokens,
         output_tokens=report.output_tokens,
+        kept=(
+            pb.KeptTurn(
+                kv_transfer_params=report.kept.handle, history_digest=report.kept.history_digest
+            )
+            if report.kept is not None
+            else None
+        ),
     )
 
 
@@ -221,6 +242,11 @@ def _leg_to_wire(leg: Leg) -> pb.Leg:
         endpoint=leg.endpoint,
         kv_transfer_params=leg.kv_transfer_params,
         data_parallel_rank=leg.data_parallel_rank,
+        fixed_retention=(
+            fixed_retention_to_wire(leg.fixed_retention)
+            if leg.fixed_retention is not None
+            else None
+        ),
     )
 
 
@@ -232,5 +258,10 @@ def _leg_from_wire(message: pb.Leg) -> Leg:
         kv_transfer_params=message.kv_transfer_params,
         data_parallel_rank=(
             message.data_parallel_rank if message.HasField("data_parallel_rank") else None
+        ),
+        fixed_retention=(
+            fixed_retention_from_wire(message.fixed_retention)
+            if message.HasField("fixed_retention")
+            else None
         ),
     )

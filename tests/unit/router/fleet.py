@@ -11,13 +11,16 @@ from kvplane_services.engine.model import (
     EngineBuild,
     EngineLoad,
     EngineState,
+    FixedRetention,
     KvLayout,
     Role,
 )
+from kvplane_services.errors import FailedPrecondition, Unavailable
 from kvplane_services.lease.model import EndReason, Handle, Lease, LeaseState
 from kvplane_services.router.config import RouterConfig
 from kvplane_services.router.decider import Decider
 from kvplane_services.router.explain import Explainer
+from kvplane_services.router.fixed_retentions import FixedRetentions
 from kvplane_services.router.inflight import InFlight
 from kvplane_services.router.model import Decision, LegKind, LegReport, RouteOutcome, Subject
 from kvplane_services.router.view import RouterView
@@ -48,6 +51,7 @@ def engine(
     waiting: int = 0,
     retained: int = 0,
     vllm: str = "0.32.0",
+    fixed: FixedRetention | None = None,
 ) -> Engine:
     return Engine(
         engine_id=engine_id,
@@ -59,6 +63,7 @@ def engine(
         state=state,
         layout=KvLayout(block_size=block_size, total_blocks=100),
         load=EngineLoad(waiting_requests=waiting, retained_blocks=retained),
+        fixed_retention=fixed,
     )
 
 
@@ -92,6 +97,8 @@ def lease(
     decision_id: str = "",
     message_digest: bytes = b"",
     handle: bytes | None = None,
+    ttl: float = 0.0,
+    history_digest: bytes = b"",
 ) -> Lease:
     return Lease(
         lease_id=lease_id,
@@ -105,6 +112,8 @@ def lease(
         handle=Handle(json.dumps(HANDLE).encode() if handle is None else handle),
         decision_id=decision_id,
         message_digest=message_digest,
+        ttl=ttl,
+        history_digest=history_digest,
     )
 
 
@@ -126,6 +135,28 @@ class RecordedClaims:
             self.dropped.append(lease)
 
 
+@dataclass
+class FixedControl:
+    """Gives every read out once, and takes what is to be leased; see `FixedLeaseControl`."""
+
+    leased: list[tuple[Lease, float]] = field(default_factory=list)
+    consumed: list[str] = field(default_factory=list)
+    away: int = 0
+
+    async def lease_fixed(self, lease: Lease, *, ttl: float, request_id: str) -> None:
+        assert request_id
+        if self.away:
+            self.away -= 1
+            raise Unavailable("no store", retry_after=1.0)
+        self.leased.append((lease, ttl))
+
+    async def consume(self, lease: str, fencing_token: int) -> None:
+        assert fencing_token
+        if lease in self.consumed:
+            raise FailedPrecondition(f"{lease} is given out already")
+        self.consumed.append(lease)
+
+
 class Fleet:
     """A router whose view is what the test puts into it."""
 
@@ -137,11 +168,16 @@ class Fleet:
         )
         self.in_flight = InFlight(limit=self.config.max_in_flight, retry_after=1.0)
         self.claims = RecordedClaims()
+        self.fixed = FixedControl()
+        self.unreported = FixedRetentions(
+            control=self.fixed, clock=self.clock, limit=self.config.memory
+        )
         self._ids = itertools.count(1)
         self.router = Decider(
             view=self.view,
             in_flight=self.in_flight,
             claims=self.claims,
+            unreported=self.unreported,
             config=self.config,
             clock=self.clock,
             new_id=lambda: f"id-{next(self._ids)}",

@@ -151,16 +151,15 @@ async def test_ended_lease_says_why() -> None:
 
 
 async def test_stock_engines_recompute() -> None:
-    """Engines with the stock connector are offered neither PULL nor LOCAL."""
+    """Nothing is read from an engine with the stock connector of which nobody says more."""
     stock = ConnectorKind.STOCK
     fleet = Fleet(prefill(connector=stock), decode(connector=stock))
     fleet.grant(lease())
     decision = await fleet.router.decide(subject())
     assert decision.strategy is Strategy.RECOMPUTE
     assert decision.reason is DecisionReason.STOCK_CONNECTOR
-    for forced in (Strategy.PULL, Strategy.LOCAL):
-        with pytest.raises(StrategyImpossible, match="stock connector"):
-            await fleet.router.decide(subject(), forced=forced)
+    with pytest.raises(StrategyImpossible, match="stock connector"):
+        await fleet.router.decide(subject(), forced=Strategy.PULL)
 
 
 @pytest.mark.parametrize("role", [Role.DECODE, Role.BOTH])
