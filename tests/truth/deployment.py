@@ -133,17 +133,17 @@ class Deployment:
         finally:
             held.end()
 
-    async def overwrite(self, dice: random.Random, *, blocks: int | None = None) -> None:
-        """Has the decode engine write over its free blocks, with prompts of nobody's.
+    async def overwrite(self, dice: random.Random, *, everything: bool = False) -> None:
+        """Has the decode engine write over its memory, with prompts of nobody's.
 
         Args:
             dice: Makes the prompts up.
-            blocks: How many to write over; None for all that are free by now.
+            everything: Over what is retained too, which has to make way; else over what is free.
 
         """
-        if blocks is None:
-            usage = await self._usage()
-            blocks = int((1 - usage) * (_BLOCKS - 1))
+        free = 1.0 if everything else 1 - await self._usage()
+        # Block 0 is vLLM's own.
+        blocks = int(free * (_BLOCKS - 1))
         tokens = blocks * _BLOCK
         lengths = [min(_MAX_TOKENS, tokens - at) for at in range(0, tokens, _MAX_TOKENS)]
         # One less, for the token that is generated.

@@ -32,6 +32,8 @@ _REPLY = (8, 16)
 _JUDGED_AT_ONCE = 4
 _RESTART_EVERY = 400
 _POLL = 0.1
+# Seconds until the plane knows what an engine gave up.
+_REPORTED_WITHIN = 1.0
 _PROGRESS_EVERY = 25
 _STRATEGIES = ("auto",) * 5 + ("local",)
 _LOCAL = "local"
@@ -230,11 +232,16 @@ class Run:
         self._spent(situation, before, await self._deployment.counted(), answer.strategy)
 
     async def _take_away(self, conversation: Conversation) -> bool:
-        lease = await self._deployment.lease_of(conversation.known_as)
+        """By the plane's release, or by requests that need the memory; whether it is gone."""
+        session = conversation.known_as
+        lease = await self._deployment.lease_of(session)
         if lease is None:
             return False
+        if self._dice.random() < 0.5:
+            await self._deployment.overwrite(self._dice, everything=True)
+            return await self._deployment.is_freed(session, within=_REPORTED_WITHIN)
         await self._deployment.release(lease)
-        freed = await self._deployment.is_freed(conversation.known_as, within=1.0)
+        freed = await self._deployment.is_freed(session, within=_REPORTED_WITHIN)
         if freed:
             await self._deployment.overwrite(self._dice)
         return freed
