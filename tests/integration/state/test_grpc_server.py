@@ -210,7 +210,7 @@ async def drained(call: Any) -> list[Any]:
 class BrokenLeases:
     """Has a bug in every kind of method."""
 
-    GrantLease = BatchRenewLeases = ReleaseLease = ListLeases = None
+    GrantLease = BatchRenewLeases = ReleaseLease = ConsumeLease = ListLeases = None
 
     async def GetLease(self, request: Any, context: Any) -> Any:
         raise KeyError("secret of the implementation")
