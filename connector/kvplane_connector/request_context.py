@@ -59,7 +59,9 @@ def media_of(request: Any) -> tuple[Medium, ...]:
 
     vLLM's identifier is a hash of the content, or what the client says of it and answers for.
     """
+    if not request.mm_features:
+        return ()
     return tuple(
         Medium(one.mm_position.offset, one.mm_position.length, one.identifier)
-        for one in request.mm_features or ()
+        for one in request.mm_features
     )

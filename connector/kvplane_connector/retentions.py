@@ -47,7 +47,7 @@ _REFRESH_SHARE = 0.25
 _LAPSED_SHARE = 0.5
 
 # A plane renews all retentions in one frame; the workers take that many in a step.
-_ORDERS_PER_STEP = 32
+_ORDERS_PER_STEP = 16
 
 # The expiry in a handle that is read only by those who see for themselves whether it still holds:
 # long past on any engine's clock, so everybody else declines.

@@ -10,6 +10,7 @@ incomplete chunk at the end. An entry proves all before it, so that a few are en
 Not promised: secrecy. A digest of few tokens can be guessed.
 """
 
+import functools
 import hashlib
 import sys
 from array import array
@@ -55,6 +56,8 @@ class Medium:
         return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
 
 
+# Few differ, and they are asked for in vLLM's step loop.
+@functools.lru_cache(maxsize=1024)
 def context_of(*, adapter: str = "", cache_salt: str = "") -> bytes:
     """The start of a chain: what shapes the KV of every token.
 

@@ -358,7 +358,7 @@ def test_many_renewals_are_spread_over_steps() -> None:
     while orders := book.take_orders():
         steps.append(orders)
 
-    assert len(steps) == 5
+    assert len(steps) == 10
     taken = [name for orders in steps for name in orders]
     assert taken == names
 
