@@ -64,6 +64,7 @@ class KvplaneConnector(NixlPullConnector):
             watermark=getattr(vllm_config.scheduler_config, "watermark", 0.0),
         )
         self._pressure: MemoryPressure | None = None
+        self._scheduler: KvplaneScheduler | None = None
         self._worker: KvplaneWorker | None = None
         self.step_rest: StepRest | None = None
         self.connector_scheduler = None
@@ -73,7 +74,8 @@ class KvplaneConnector(NixlPullConnector):
             rests = settings.progress_thread and settings.rest_ms > 0
             if rests and rest_between_steps(*engine_core_classes()):
                 self.step_rest = StepRest(settings.rest_ms / 1000)
-            self.connector_scheduler = self._build_scheduler(vllm_config, kv_cache_config, settings)
+            self._scheduler = self._build_scheduler(vllm_config, kv_cache_config, settings)
+            self.connector_scheduler = self._scheduler
         else:
             spin = WorkerSpin()
             spin_at_work_only(spin_condition_class(), spin)
@@ -107,6 +109,12 @@ class KvplaneConnector(NixlPullConnector):
     def build_connector_worker_meta(self) -> StepNews | None:
         """See vLLM."""
         return self._worker.take_news() if self._worker is not None else None
+
+    def get_kv_connector_stats(self) -> Any:
+        """See vLLM, which asks the scheduler's as well as the workers'."""
+        if self._scheduler is not None:
+            return self._scheduler.take_stats()
+        return super().get_kv_connector_stats()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ReadStats:

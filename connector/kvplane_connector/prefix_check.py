@@ -6,7 +6,7 @@ from there on and overwrites the rest.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,11 @@ class Outcome(enum.Enum):
     UNFENCED = "the handle does not say until when its blocks are kept"
     SHORT = "the handle names fewer blocks than its tokens need"
     UNPROVABLE = "the prompt is not made of tokens alone"
+
+    @property
+    def label(self) -> str:
+        """A name for metrics."""
+        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ def cut_handle(
         media: What stands behind some of the prompt's tokens.
 
     """
-    offered = _whole_number(params.get("remote_num_tokens"))
+    offered = offered_tokens(params)
     if chain is None:
         return Cut(Outcome.UNPROVED, offered)
     if read_expiry(params.get("remote_blocks_expiry_time")) is None:
@@ -76,7 +81,9 @@ def cut_handle(
     return Cut(Outcome.WHOLE if whole else Outcome.CUT, offered, shared, cut)
 
 
-def _whole_number(value: Any) -> int:
+def offered_tokens(params: Mapping[str, Any]) -> int:
+    """How many tokens a handle says that its blocks hold; 0 if it says nothing of use."""
+    value = params.get("remote_num_tokens")
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 

@@ -8,9 +8,10 @@ from kvplane.transfer_params import KEY, WORD_KEY, TurnMark, Word, decode_proof
 from kvplane_connector.engine_facts import compatibility_hash
 from kvplane_connector.generation_words import WordSlots, tables_of
 from kvplane_connector.load_meter import LoadMeter
-from kvplane_connector.prefix_check import Cut, Outcome, cut_handle
+from kvplane_connector.prefix_check import Cut, Outcome, cut_handle, offered_tokens
 from kvplane_connector.pressure import MemoryPressure
 from kvplane_connector.read_fence import read_expiry
+from kvplane_connector.read_stats import ReadStats
 from kvplane_connector.request_context import LeadingTokens, context_for, is_provable, media_of
 from kvplane_connector.retentions import NO_EXPIRY, RetainedTurn, RetentionLedger
 from kvplane_connector.side_channel import listen_on
@@ -72,6 +73,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         self._link = link
         self._rest = rest
         self._keep: set[str] = set()
+        self._stats: ReadStats | None = None
         self._slots: WordSlots | None = None
         self._lacked_word = False
         self._reads: dict[str, Word] = {}
@@ -294,7 +296,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
     def _cut(self, request: Any, params: dict[str, Any]) -> None:
         params[_CHECKED] = True
         if not is_provable(request):
-            cut = Cut(Outcome.UNPROVABLE, params.get("remote_num_tokens") or 0)
+            cut = Cut(Outcome.UNPROVABLE, offered_tokens(params))
         else:
             chain = decode_proof(params)
             cut = cut_handle(
@@ -310,6 +312,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
             params["remote_num_tokens"] = cut.tokens
         else:
             params["remote_block_ids"] = None
+        self._count(cut)
         if cut.outcome is not Outcome.WHOLE:
             _log.info(
                 "%s may read %d of %d tokens: %s",
@@ -318,6 +321,16 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
                 cut.offered,
                 cut.outcome.value,
             )
+
+    def take_stats(self) -> ReadStats | None:
+        """What became of handles since the last call; None if none came."""
+        stats, self._stats = self._stats, None
+        return stats
+
+    def _count(self, cut: Cut) -> None:
+        if self._stats is None:
+            self._stats = ReadStats()
+        self._stats.record_handle(cut.outcome.label, offered=cut.offered, tokens=cut.tokens)
 
     def _notify(self) -> None:
         if self._link is not None:

@@ -165,6 +165,7 @@ if TYPE_CHECKING:
         def build_prom_metrics(
             cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
         ) -> Any: ...
+        def get_kv_connector_stats(self) -> Any: ...
 
     class NixlPullConnector(NixlBaseConnector):
         """vLLM's pull connector; its constructor builds vLLM's own halves."""
