@@ -14,6 +14,7 @@ from tests.support.vllm_engines import (
     MODEL,
     Messages,
     Reply,
+    Served,
     ask,
     computed,
     local_turn,
@@ -48,6 +49,10 @@ def handle_of(plane: RecordingPlane, session_id: str, count: int = 1) -> Mapping
 
 def new_session() -> str:
     return f"s-{uuid.uuid4().hex[:12]}"
+
+
+def _counted(engine: Served, name: str) -> float:
+    return metric(engine, f"vllm:kvplane_{name}_total")
 
 
 def test_engines_register_with_all_that_the_plane_needs(
@@ -116,7 +121,10 @@ def test_the_next_turn_reads_its_history(plane: RecordingPlane, pair: EnginePair
 def test_history_edited_inside_a_block_is_read_up_to_the_edit(
     plane: RecordingPlane, pair: EnginePair
 ) -> None:
-    """Only tokens before the edit are read, in whole chunks of the proof; the answer is exact."""
+    """Only tokens before the edit are read, in whole chunks of the proof; the answer is exact.
+
+    The engine counts that it read less than it was offered, and why.
+    """
     session = new_session()
     first = turn(pair, session, opening(session))
     edited = opening(session)
@@ -126,12 +134,16 @@ def test_history_edited_inside_a_block_is_read_up_to_the_edit(
     messages = continued(edited, first)
     reference = recomputed(pair, messages)
     handle = handle_of(plane, session)
-    before = transferred(pair.prefill)
+    counts = ("handles_cut", "handle_tokens_readable", "handle_tokens_offered")
+    before = transferred(pair.prefill), [_counted(pair.prefill, one) for one in counts]
 
     second = turn(pair, session, messages, handle=handle)
 
-    assert transferred(pair.prefill) - before == 256
+    assert transferred(pair.prefill) - before[0] == 256
     assert second.token_ids == reference.token_ids
+    after = [_counted(pair.prefill, one) for one in counts]
+    grown = [new - old for new, old in zip(after, before[1], strict=True)]
+    assert grown == [1, 256, handle["remote_num_tokens"]]
 
 
 def test_nothing_is_read_for_another_conversation(plane: RecordingPlane, pair: EnginePair) -> None:
