@@ -1,13 +1,13 @@
 """Throughput of a decode engine with our connector, beside one with vLLM's own, under one load.
 
-Real vLLM engines on the tiny model, one alive at a time and in turns. Each takes the same turns,
-many at once, and retains them all. NIXL's progress thread polls without a pause with both, as it
-does with vLLM's own, so that what differs is the connector. Printed are tokens per second, and the
-CPU time of the thread that steps for each 1,000 tokens, which says the same on a machine that is
-not quiet. Linux only.
+Two real vLLM engines on the tiny model. Each takes the same turns, many at once, and retains them
+all; they take them in short parts, one engine after the other, and the one whose part it is not is
+frozen. NIXL's progress thread polls without a pause with both, as it does with vLLM's own, so that
+what differs is the connector. Compared are parts next to each other: tokens per second, and the
+CPU time of the thread that steps, which says the same on a machine that is not quiet. Linux only.
 
     PYTHONPATH=clients/python:connector:services \
-        .venv/bin/python bench/decode_throughput.py [--rounds 2] [--json FILE]
+        .venv/bin/python bench/decode_throughput.py [--parts 24] [--json FILE]
 """
 
 import argparse
@@ -15,11 +15,11 @@ import asyncio
 import dataclasses
 import json
 import os
+import signal
 import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
@@ -35,93 +35,95 @@ from kvplane_services.local.vllm_command import EngineOptions
 MODEL = "kvplane-tiny"
 ROOT = Path(__file__).parents[1]
 IMPORT_PATHS = tuple(ROOT / part for part in ("clients/python", "connector", "services"))
-TICKS = os.sysconf("SC_CLK_TCK")
 AT_ONCE, TOKENS, BLOCKS = 16, 64, 1600
-# Both forward and back, so that a machine that slows down favours neither.
-ORDER = ("stock", "kvplane", "kvplane", "stock")
+# Both orders, so that a machine that slows down favours neither.
+ORDERS = (("stock", "kvplane"), ("kvplane", "stock"))
+WHATS = ("tokens_per_second", "cpu_ms_per_1000_tokens")
 
 
 def main() -> None:
-    """Prints a line per run and a summary; writes JSON if asked to."""
+    """Prints a line per part and a summary; writes JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=1, help="of stock, ours, ours, stock")
-    parser.add_argument("--turns", type=int, default=400, help="of each engine")
-    parser.add_argument("--parts", type=int, default=8, help="of a run, each measured by itself")
+    parser.add_argument("--parts", type=int, default=24, help="of each engine")
+    parser.add_argument("--turns", type=int, default=48, help="of each part")
     parser.add_argument("--python", default=str(ROOT / ".venv-vllm/bin/python"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found = asyncio.run(measured(arguments))
-    parts = {
-        kind: [part for one in found if one["engine"] == kind for part in one["parts"]]
-        for kind in ("stock", "kvplane")
-    }
+    parts = asyncio.run(measured(arguments))
+    pairs = list(zip(parts["kvplane"], parts["stock"], strict=True))
     summary = {
-        kind: {
-            what: spread([part[what] for part in of_kind])
-            for what in ("tokens_per_second", "cpu_ms_per_1000_tokens")
-        }
-        for kind, of_kind in parts.items()
+        what: {kind: spread([one[what] for one in of_kind]) for kind, of_kind in parts.items()}
+        | {"kvplane_to_stock": spread([ours[what] / stock[what] for ours, stock in pairs])}
+        for what in WHATS
     }
-    ratios = {
-        what: round(summary["kvplane"][what]["median"] / summary["stock"][what]["median"], 4)
-        for what in summary["stock"]
-    }
-    print(json.dumps({"summary": summary, "kvplane_to_stock": ratios}, indent=1))
+    print(json.dumps(summary, indent=1))
     if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"summary": summary, "kvplane_to_stock": ratios, "runs": found})
-        )
+        arguments.json.write_text(json.dumps({"summary": summary, "parts": parts}))
 
 
-async def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One entry per engine that was alive."""
+async def measured(arguments: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """Parts by engine, in the order in which they were next to each other."""
+    python = Path(arguments.python)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        python = Path(arguments.python)
         await make_model(engine_python=python, folder=folder / "model", import_paths=IMPORT_PATHS)
-        found: list[dict[str, Any]] = []
-        for kind in ORDER * arguments.rounds:
-            async with running_engines(
-                engine_options(kind, folder / "model"),
-                engine_python=python,
-                log_dir=folder / "logs",
-                import_paths=IMPORT_PATHS,
-            ) as (engine,):
-                parts = await of_engine(engine, arguments)
-            found.append({"engine": kind, "parts": parts})
-            print(kind, *(part["tokens_per_second"] for part in parts), flush=True)
+        async with running_engines(
+            *both(folder / "model"),
+            engine_python=python,
+            log_dir=folder / "logs",
+            import_paths=IMPORT_PATHS,
+        ) as engines:
+            tried = {kind: Tried(one) for kind, one in zip(ORDERS[0], engines, strict=True)}
+            found: dict[str, list[dict[str, float]]] = {kind: [] for kind in tried}
+            try:
+                for one in tried.values():
+                    await one.part(0, AT_ONCE)
+                for number in range(arguments.parts):
+                    for kind in ORDERS[number % 2]:
+                        first = AT_ONCE + number * arguments.turns
+                        found[kind].append(await tried[kind].part(first, arguments.turns))
+                    print(number, *(found[kind][-1] for kind in found), flush=True)
+            finally:
+                # Or they could not end.
+                for one in tried.values():
+                    one.thaw()
         return found
 
 
-def engine_options(kind: str, model: Path) -> EngineOptions:
-    """A decode engine of a kind that holds what it retains to the end."""
-    _, decode = prefill_and_decode(model_dir=model)
-    decode = dataclasses.replace(decode, blocks=BLOCKS)
-    if kind == "stock":
-        return dataclasses.replace(decode, connector="stock")
-    return dataclasses.replace(decode, settings={"lease_ttl": 600, "progress_delay_us": 0})
+def both(model: Path) -> list[EngineOptions]:
+    """Decode engines that hold what they retain to the end."""
+    _, stock = prefill_and_decode(model_dir=model)
+    _, ours = prefill_and_decode(model_dir=model)
+    settings = {"lease_ttl": 600, "progress_delay_us": 0}
+    return [
+        dataclasses.replace(stock, name="stock", blocks=BLOCKS, connector="stock"),
+        dataclasses.replace(ours, name="kvplane", blocks=BLOCKS, settings=settings),
+    ]
 
 
-async def of_engine(engine: LocalEngine, arguments: argparse.Namespace) -> list[dict[str, float]]:
-    """Tokens per second and CPU time, by part."""
-    limit = aiohttp.ClientTimeout(total=120)
-    async with aiohttp.ClientSession(engine.url, timeout=limit) as http:
-        await turns(http, 0, AT_ONCE)
-        thread = stepping_thread(engine.process.pid)
-        found: list[dict[str, float]] = []
-        count = arguments.turns // arguments.parts
-        for part in range(arguments.parts):
-            used, start = cpu_seconds(thread), time.perf_counter()
-            await turns(http, AT_ONCE + part * count, count)
-            took, used = time.perf_counter() - start, cpu_seconds(thread) - used
-            tokens = count * TOKENS
-            found.append(
-                {
-                    "tokens_per_second": round(tokens / took, 1),
-                    "cpu_ms_per_1000_tokens": round(used * 1e6 / tokens, 2),
-                }
-            )
-    return found
+class Tried:
+    """An engine that is frozen but for its parts."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+        self._thread = stepping_thread(engine.process.pid)
+
+    def thaw(self) -> None:
+        """Lets all of its processes go on."""
+        os.killpg(self._engine.process.pid, signal.SIGCONT)
+
+    async def part(self, first: int, count: int) -> dict[str, float]:
+        """So many turns, from a number on."""
+        self.thaw()
+        limit = aiohttp.ClientTimeout(total=120)
+        async with aiohttp.ClientSession(self._engine.url, timeout=limit) as http:
+            used, start = cpu_seconds(self._thread), time.perf_counter()
+            await turns(http, first, count)
+            took, used = time.perf_counter() - start, cpu_seconds(self._thread) - used
+        os.killpg(self._engine.process.pid, signal.SIGSTOP)
+        tokens = count * TOKENS
+        values = round(tokens / took, 1), round(used * 1e6 / tokens, 2)
+        return dict(zip(WHATS, values, strict=True))
 
 
 async def turns(http: aiohttp.ClientSession, first: int, count: int) -> None:
@@ -157,14 +159,13 @@ def stepping_thread(session: int) -> Path:
         except OSError:  # It ended.
             continue
         if int(fields[3]) == session and "EngineCor" in name:
-            return stat.parent / "task" / stat.parent.name / "stat"
+            return stat.parent / "task" / stat.parent.name / "schedstat"
     raise RuntimeError("there is no process of an engine core")
 
 
 def cpu_seconds(thread: Path) -> float:
-    """Seconds of CPU that a thread has used."""
-    _, fields = parsed(thread.read_text())
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Seconds of CPU that a thread has used, which the kernel counts in nanoseconds."""
+    return int(thread.read_text().split()[0]) / 1e9
 
 
 def parsed(stat: str) -> tuple[str, list[str]]:
@@ -176,7 +177,7 @@ def parsed(stat: str) -> tuple[str, list[str]]:
 def spread(values: list[float]) -> dict[str, float]:
     """Median and quartiles."""
     low, median, high = statistics.quantiles(values, n=4)
-    return {"median": round(median, 2), "quartile_1": round(low, 2), "quartile_3": round(high, 2)}
+    return {"median": round(median, 4), "quartile_1": round(low, 4), "quartile_3": round(high, 4)}
 
 
 if __name__ == "__main__":
