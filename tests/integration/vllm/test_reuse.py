@@ -59,6 +59,11 @@ def test_engines_register_with_all_that_the_plane_needs(
     plane: RecordingPlane, pair: EnginePair
 ) -> None:
     """Both engines tell their role, addresses, cache layout and versions."""
+    plane.wait(
+        lambda: {one.engine_id for one in plane.registrations} >= {"prefill-0", "decode-0"},
+        seconds=10,
+        what="both register",
+    )
     engines = {one.engine_id: one.engine for one in plane.registrations}
     prefill, decode = engines["prefill-0"], engines["decode-0"]
 
