@@ -146,6 +146,11 @@ class LeasesSection(Section):
         ge=0,
         description="Seconds that an idle session's lease is renewed after its use, at most.",
     )
+    final_keep: float = Field(
+        default=120.0,
+        ge=0,
+        description="The same, in seconds, of a session whose turn was said to be the last.",
+    )
     retention_budget: float = Field(
         default=0.35,
         ge=0,

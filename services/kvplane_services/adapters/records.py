@@ -56,11 +56,13 @@ def _home_from_wire(message: home_pb2.Home) -> Home:
 
 
 def _claim_to_wire(note: ClaimNote) -> claim_pb2.ClaimNote:
-    return claim_pb2.ClaimNote(fencing_token=note.fencing_token, holders=note.holders)
+    return claim_pb2.ClaimNote(
+        fencing_token=note.fencing_token, holders=note.holders, final=note.final
+    )
 
 
 def _claim_from_wire(message: claim_pb2.ClaimNote) -> ClaimNote:
-    return ClaimNote(message.fencing_token, tuple(message.holders))
+    return ClaimNote(message.fencing_token, tuple(message.holders), message.final)
 
 
 def _member_to_wire(member: Member) -> member_pb2.Member:

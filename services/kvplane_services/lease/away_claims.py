@@ -52,6 +52,12 @@ class AwayClaims:
         else:
             self.forget(lease_id)
 
+    def tell_final(self, lease: Lease) -> None:
+        """Tells the home that no further use of a lease is expected; a claim takes that back."""
+        away = self._away.setdefault(lease.lease_id, _Away(lease.fencing_token))
+        note = ClaimNote(away.fencing_token, away.claims.holders(), final=True)
+        self._notes.note(lease.lease_id, note)
+
     def enter(self, lease: Lease, claims: Claims, now: float) -> None:
         """Takes over the claims on a lease whose home is another replica now."""
         if claims.count(now):

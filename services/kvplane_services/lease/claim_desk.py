@@ -97,13 +97,16 @@ class ClaimDesk:
         if lease.state is not LeaseState.ACTIVE:
             return _NOT_FOUND
         if renewal.drop:
+            if renewal.final:
+                self._expect_no_use(record, lease)
             return ClaimResult(RenewalOutcome.RENEWED)
         ttl = self._config.clamp_claim(renewal.ttl)
         return self._add(holder, record, lease, ttl, now)
 
     def _unknown(self, lease_id: str, renewal: LeaseRenewal) -> ClaimResult:
         ended = self._ledger.find_ended(lease_id) or self._elsewhere.find_ended(lease_id)
-        if ended is None and renewal.fencing_token > self._newest_token() and not renewal.drop:
+        unheard_of = ended is None and renewal.fencing_token > self._newest_token()
+        if unheard_of and (renewal.final or not renewal.drop):
             return ClaimResult(RenewalOutcome.UNAVAILABLE)
         return _NOT_FOUND
 
@@ -112,6 +115,12 @@ class ClaimDesk:
             self._away.drop(lease.lease_id, holder, now)
         elif record.claims is not None:
             record.claims.drop(holder, now)
+
+    def _expect_no_use(self, record: Record | None, lease: Lease) -> None:
+        if record is None:
+            self._away.tell_final(lease)
+        else:
+            self._valuation.finished(record)
 
     def _add(
         self, holder: str, record: Record | None, lease: Lease, ttl: float, now: float

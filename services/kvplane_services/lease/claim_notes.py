@@ -77,7 +77,7 @@ class ClaimNotes:
         notes = self._others.get(lease_id)
         if not notes:
             return False
-        return any(note.fencing_token == fencing_token for note in notes.values())
+        return any(note.fencing_token == fencing_token and note.holders for note in notes.values())
 
     def claims(self, lease_id: str, fencing_token: int) -> tuple[Claim, ...]:
         """The claims at other replicas, by holder."""
@@ -87,6 +87,10 @@ class ClaimNotes:
             if note.fencing_token == fencing_token
             for holder in note.holders
         )
+
+    def lease_of(self, key: str) -> str:
+        """Id of the lease that the note of a key is about."""
+        return _parts(key)[0]
 
     def apply(self, event: Event[ClaimNote]) -> list[str]:
         """Takes an event of the table in; returns ids of leases that lost a claim by it."""

@@ -31,8 +31,10 @@ class LeaseConfig:
     # Bounds of a lease on an engine with a fixed TTL of its own.
     min_fixed_ttl: float = 1.0
     max_fixed_ttl: float = 3600.0
-    # An idle lease is renewed for this long after its last use at most, ...
+    # An idle lease is renewed for this long after its last use at most, and for this long if no
+    # further use was said to be expected, ...
     idle_keep: float = 900.0
+    final_keep: float = 120.0
     # ... as long as leases, claimed ones included, take no more than this part of their engine's
     # KV blocks, unless the engine says another one. The least worth go first.
     retention_budget: float = 0.35
@@ -70,8 +72,8 @@ class LeaseConfig:
             raise ValueError("claims need 0 < min_claim_ttl <= claim_ttl <= max_claim_ttl")
         if not 0 < self.min_fixed_ttl <= self.max_fixed_ttl:
             raise ValueError("fixed leases need 0 < min_fixed_ttl <= max_fixed_ttl")
-        if self.idle_keep < 0 or not 0 <= self.retention_budget <= 1:
-            raise ValueError("idle_keep must not be negative, retention_budget within 0 to 1")
+        if min(self.idle_keep, self.final_keep) < 0 or not 0 <= self.retention_budget <= 1:
+            raise ValueError("keeping times must not be negative, retention_budget within 0 to 1")
         if not 0 <= self.pressure_free <= 1 or self.pressure_after < 0:
             raise ValueError("pressure_free must be within 0 to 1, pressure_after not negative")
         self._check_returns()

@@ -18,6 +18,7 @@ from kvplane_services.lease.policy import (
 )
 from kvplane_services.lease.record import Record
 from kvplane_services.lease.reports import Directive
+from kvplane_services.lease.return_kinds import Hint
 from kvplane_services.lease.shelf import Shelf
 from kvplane_services.lease.valuation import Valuation
 
@@ -86,7 +87,7 @@ class Directives:
         wanted = {
             record.lease_id
             for record in live
-            if self._holders.claimed(record, now) or now - record.used_at < self._config.idle_keep
+            if self._holders.claimed(record, now) or now - record.used_at < self._idle_keep(record)
         }
         if shelf.kept_blocks <= budget:
             # All that are wanted fit, so that none need be weighed against the others.
@@ -100,6 +101,10 @@ class Directives:
             until = now + self._config.renew_interval / _WEIGHINGS
             self._kept[engine.engine_id] = until, kept
         return wanted.intersection(kept)
+
+    def _idle_keep(self, record: Record) -> float:
+        final = record.kind.hint is Hint.FINAL
+        return self._config.final_keep if final else self._config.idle_keep
 
     def _budget_blocks(self, engine: Engine) -> float:
         if engine.layout is None:

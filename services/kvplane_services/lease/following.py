@@ -15,6 +15,7 @@ from kvplane_services.lease.publication import Publication
 from kvplane_services.lease.record import Record
 from kvplane_services.lease.takeover import Takeover
 from kvplane_services.lease.tokens import TokenIssuer
+from kvplane_services.lease.valuation import Valuation
 from kvplane_services.store.feeds import TableFeed
 from kvplane_services.store.model import Event, Removed, Reset, Synced, Upserted, Versioned
 from kvplane_services.store.ports import Table
@@ -41,6 +42,7 @@ class Following:
         publication: Publication,
         reporting: ReportingEngines,
         issuer: TokenIssuer,
+        valuation: Valuation,
         table: Table[Lease],
         engines: Engines,
         homes: Homes,
@@ -56,6 +58,7 @@ class Following:
         self._publication = publication
         self._reporting = reporting
         self._issuer = issuer
+        self._valuation = valuation
         self._table = table
         self._engines = engines
         self._homes = homes
@@ -117,6 +120,8 @@ class Following:
             record = self._ledger.find(lease_id)
             if record is not None:
                 record.used_at = self._clock.now()
+        if isinstance(event, Upserted):
+            self._heed(event.value, self._notes.lease_of(event.key))
 
     def sweep(self, now: float) -> None:
         """Forgets what vanished long ago, and claims that ran out."""
@@ -125,6 +130,15 @@ class Following:
         self._away.sweep(now)
 
     # -- Steps -------------------------------------------------------------------------------
+
+    def _heed(self, note: ClaimNote, lease_id: str) -> None:
+        record = self._ledger.find(lease_id)
+        if record is None or record.fencing_token != note.fencing_token:
+            return
+        if note.final:
+            self._valuation.finished(record)
+        else:
+            self._valuation.wanted(record)
 
     def _take_own(self, found: Versioned[Lease]) -> None:
         record = self._ledger.find(found.key)

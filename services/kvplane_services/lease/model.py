@@ -140,11 +140,13 @@ class Claim:
 class ClaimNote:
     """That holders at one replica claim a lease whose engine has another home.
 
-    `holders` are those that claimed it when it was written.
+    `holders` are those that claimed it when it was written; `final` says that somebody expects no
+    further use, also where nobody claims it.
     """
 
     fencing_token: int
     holders: tuple[str, ...] = ()
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,7 @@ class LeaseParts:
             publication=publication,
             reporting=reporting,
             issuer=issuer,
+            valuation=valuation,
             table=table,
             engines=engines,
             homes=homes,

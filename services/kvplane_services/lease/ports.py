@@ -15,12 +15,16 @@ MAX_RENEWALS = 1024
 
 @dataclass(frozen=True, slots=True)
 class LeaseRenewal:
-    """A claim to make on a lease for `ttl` seconds (0: the manager's default), or to drop."""
+    """A claim to make on a lease for `ttl` seconds (0: the manager's default), or to drop.
+
+    `final`, with `drop`: the holder expects no further use.
+    """
 
     lease: str
     fencing_token: int
     ttl: float = 0.0
     drop: bool = False
+    final: bool = False
 
 
 class LeaseControl(Protocol):

@@ -46,17 +46,27 @@ class Valuation:
         """The kind of a lease whose turn ended at another home."""
         return self._comebacks.kind(lease.session_key, lease.tokens)
 
+    def finished(self, record: Record) -> None:
+        """Notes that somebody expects no further use of a lease."""
+        self._hint(record, Hint.FINAL)
+
+    def wanted(self, record: Record) -> None:
+        """Notes a claim at another replica: takes back that no further use was expected."""
+        if record.kind.hint is Hint.FINAL:
+            self._hint(record, Hint.NONE)
+
     def used(self, record: Record, now: float) -> None:
         """Notes that a lease is read: its conversation is back."""
+        # Counted among those of whom was said what was said of it.
         self._comebacks.begin_turn(record.lease.session_key, now)
+        self.wanted(record)
 
     def claimed(self, record: Record, holder: str, now: float) -> None:
         """Notes a new claim: a turn's, or the wish of somebody who will be back."""
         if holder.startswith(_ROUTERS):
-            self._comebacks.begin_turn(record.lease.session_key, now)
+            self.used(record, now)
         elif record.kind.hint is not Hint.STAY:
-            record.kind = record.kind.hinted(Hint.STAY)
-            self._comebacks.hint(record.lease.session_key, Hint.STAY)
+            self._hint(record, Hint.STAY)
 
     def worth(self, record: Record, now: float, *, claimed: bool) -> float:
         """Milliseconds of recomputing that each block is expected to save a second; see `worth`."""
@@ -72,3 +82,7 @@ class Valuation:
         if now - self._refreshed_at >= self._refresh_interval:
             self._rates.refresh(now)
             self._refreshed_at = now
+
+    def _hint(self, record: Record, hint: Hint) -> None:
+        record.kind = record.kind.hinted(hint)
+        self._comebacks.hint(record.lease.session_key, hint)

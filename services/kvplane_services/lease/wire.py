@@ -141,6 +141,7 @@ def renewals_from_wire(messages: Iterable[pb.LeaseRenewal]) -> list[LeaseRenewal
             fencing_token=message.fencing_token,
             ttl=seconds_of(message.ttl),
             drop=message.drop,
+            final=message.final,
         )
         for message in messages
     ]
@@ -154,6 +155,7 @@ def renewals_to_wire(renewals: Iterable[LeaseRenewal]) -> list[pb.LeaseRenewal]:
             fencing_token=renewal.fencing_token,
             ttl=duration(renewal.ttl),
             drop=renewal.drop,
+            final=renewal.final,
         )
         for renewal in renewals
     ]

@@ -101,6 +101,8 @@ class LeaseFollower:
             self._keeper.released(lease.lease_id)
         elif taken.over:
             self._keeper.release_soon(name, lease)
+        elif taken.final:
+            self._keeper.tell_final_soon(name, lease)
         elif taken.new_turn:
             self._keeper.claim_soon(name)
         self._saver.note(name)

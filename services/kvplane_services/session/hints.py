@@ -20,7 +20,7 @@ def hinted(
         record: The session.
         config: Bounds of what is granted.
         keep_for: How long to keep it from now on, in seconds; zero takes the wish back.
-        final_turn: Whether the running or next turn is the last, which needs nothing kept.
+        final_turn: Whether the running or next turn is the last, which needs least to be kept.
 
     Raises:
         InvalidRequest: `keep_for` is negative.

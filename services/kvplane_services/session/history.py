@@ -32,12 +32,14 @@ class Taken:
         new_turn: Whether a turn was learnt of, and it is the session's latest.
         over: Whether the lease is live though its turn is one that the session was ended over:
             it is to be released.
+        final: Whether the lease is live and on what a turn left that was said to be the last.
 
     """
 
     record: SessionRecord
     new_turn: bool = False
     over: bool = False
+    final: bool = False
 
 
 def identity_of(lease: Lease) -> bytes:
@@ -79,6 +81,8 @@ def take(record: SessionRecord, news: News, *, max_turns: int, ttl: float) -> Ta
         return Taken(record)
     else:
         record = _with_news(record, known, news)
+        if known.token == record.final_token:
+            record = record._replace(final_token=news.fencing_token)
     return _with_lease(record, news, new=known is None)
 
 
@@ -266,9 +270,10 @@ def _with_lease(record: SessionRecord, lease: Lease, *, new: bool) -> Taken:
     elif latest:
         record = _with_live(record, lease)
     if new and latest and record.hints.final_turn:
-        # The client said beforehand that this turn is the last.
-        return Taken(ended(record), new_turn=True, over=_is_live(lease))
-    return Taken(record, new_turn=new and latest)
+        # The client said beforehand that this turn is the last; of the next one it said nothing.
+        record = record._replace(hints=SessionHints(), final_token=lease.fencing_token)
+    final = _is_live(lease) and lease.fencing_token == record.final_token
+    return Taken(record, new_turn=new and latest, final=final)
 
 
 def _with_live(record: SessionRecord, lease: Lease) -> SessionRecord:

@@ -1,4 +1,4 @@
-"""Claims the leases of sessions whose client asked to be kept, and releases those not needed."""
+"""Claims leases of sessions that are to be kept, and releases or ranks last those that are not."""
 
 import asyncio
 import hashlib
@@ -53,9 +53,14 @@ class Keeper:
         self._config = config
         # Leases that are live though their session was ended: session and token, by lease.
         self._owed: dict[str, tuple[str, int]] = {}
+        # Leases that are live, though the turn that left them was said to be the last; the same.
+        self._final: dict[str, tuple[str, int]] = {}
+        # Those of them that were told of: once, for who uses the lease takes it back.
+        self._told: set[str] = set()
         # What there is to do at once.
         self._to_claim: set[str] = set()
         self._to_release: set[str] = set()
+        self._to_tell: set[str] = set()
         self._wake = asyncio.Event()
         # What failed in this round, and whether something did in the last one: the log is told of
         # the first one only, for there may be many sessions, and many rounds.
@@ -76,15 +81,27 @@ class Keeper:
         self._to_release.add(lease.lease_id)
         self._wake.set()
 
+    def tell_final_soon(self, name: str, lease: Lease) -> None:
+        """Tells the lease manager that no further use of a lease is expected."""
+        if lease.lease_id in self._told:
+            return
+        self._final[lease.lease_id] = (name, lease.fencing_token)
+        self._to_tell.add(lease.lease_id)
+        self._wake.set()
+
     def released(self, lease_id: str) -> None:
         """Notes that a lease is live no more."""
         if self._owed:
             self._owed.pop(lease_id, None)
+        if self._final:
+            self._final.pop(lease_id, None)
+        self._told.discard(lease_id)
 
     def review(self) -> None:
         """Looks anew at what this replica looks after: another one may be gone."""
         self._to_claim.update(self._wishes.kept(self._clock.now()))
         self._to_release.update(self._owed)
+        self._to_tell.update(self._final)
         self._wake.set()
 
     async def run(self) -> None:
@@ -94,9 +111,11 @@ class Keeper:
             self._wake.clear()
             leases, self._to_release = self._to_release, set()
             await self._each(self._try_release(lease) for lease in leases)
+            last, self._to_tell = self._to_tell, set()
+            await self._each(self._try_tell_final(lease) for lease in last)
             names, self._to_claim = self._to_claim, set()
             await self._each(self._try_claim(name) for name in names if self._shares.mine(name))
-            if leases or names:
+            if leases or last or names:
                 self._tell()
 
     # -- At the lease manager ----------------------------------------------------------------
@@ -121,6 +140,12 @@ class Keeper:
             return
         renewal = LeaseRenewal(f"leases/{record.lease_id}", live_token(record), drop=True)
         await self._control.renew(holder_of(name), [renewal])
+
+    async def tell_final(self, name: str, lease: str, fencing_token: int) -> RenewalOutcome:
+        """Says that no further use of a session's lease is expected. Raises Unavailable."""
+        renewal = LeaseRenewal(lease, fencing_token, drop=True, final=True)
+        (outcome,) = await self._control.renew(holder_of(name), [renewal])
+        return outcome
 
     async def release(self, name: str, record: SessionRecord) -> None:
         """Gives a session's claim up, and releases its lease. Raises LeaseFenced, Unavailable."""
@@ -154,6 +179,19 @@ class Keeper:
         except KvplaneError as error:
             # Released again at the next interval; and nobody claims it.
             self._failures.append(f"leases/{lease_id} was not released: {error.message}")
+
+    async def _try_tell_final(self, lease_id: str) -> None:
+        last = self._final.get(lease_id)
+        if last is None or not self._shares.mine(last[0]):
+            return
+        try:
+            outcome = await self.tell_final(last[0], f"leases/{lease_id}", last[1])
+        except KvplaneError as error:
+            self._failures.append(f"leases/{lease_id} was not said to be final: {error.message}")
+            return
+        if outcome is not RenewalOutcome.UNAVAILABLE:
+            self._final.pop(lease_id, None)
+            self._told.add(lease_id)
 
     def _tell(self) -> None:
         failures, self._failures = self._failures, []

@@ -34,7 +34,8 @@ class SessionRecord(NamedTuple):
     """A session with all that replicas must know of it.
 
     `ttl` is the granted idle time in seconds; `over_token` is set when the session is ended or
-    deleted, `hidden_token` when it is deleted: they are fencing tokens, 0 for never.
+    deleted, `hidden_token` when it is deleted, `final_token` when a turn comes that was said to be
+    the last: they are fencing tokens, 0 for never.
     """
 
     state: SessionState = SessionState.IDLE
@@ -48,6 +49,7 @@ class SessionRecord(NamedTuple):
     ttl: float = 0.0
     over_token: int = 0
     hidden_token: int = 0
+    final_token: int = 0
     deleted: bool = False
     request_id: str = ""
     create_time: dt.datetime | None = None

@@ -26,6 +26,7 @@ from kvplane_services.session.changes import Decide
 from kvplane_services.session.config import SessionConfig
 from kvplane_services.session.hints import check_keep, hinted
 from kvplane_services.session.history import deleted, ended, reborn
+from kvplane_services.session.keeper import live_token
 from kvplane_services.session.model import Session, SessionHints, SessionKey
 from kvplane_services.session.parts import SessionParts
 from kvplane_services.session.record import PackedRecord, RecordCodec, SessionRecord
@@ -177,9 +178,9 @@ class SessionRegistry:
     ) -> Session:
         """Sets those of a session's hints that are given.
 
-        A wish to be kept counts from now on, and zero takes it back. With `final_turn` the lease
-        that the running or next turn leaves is released at once; one that is live already is no
-        longer claimed for the session and lapses.
+        A wish to be kept counts from now on, and zero takes it back. With `final_turn` the live
+        lease, and the one that the running or next turn leaves, rank last at their engine: they
+        are given up first, and not released. Who uses one of them takes that back.
 
         Raises:
             InvalidRequest: A hint is malformed.
@@ -198,7 +199,10 @@ class SessionRegistry:
             return hinted(kept, self._config, keep_for=keep_for, final_turn=final_turn)
 
         record = await self._make(name, decide)
-        if not record.hints.keep_for:
+        if final_turn and record.lease_id:
+            lease = f"leases/{record.lease_id}"
+            await self._keeper.tell_final(name, lease, live_token(record))
+        elif not record.hints.keep_for:
             await self._keeper.drop(name, kept)
         elif keep_for is not None:
             await self._claim(name)

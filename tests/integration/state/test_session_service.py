@@ -9,13 +9,14 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from kvplane.api.lease.v1 import lease_pb2
 from kvplane.api.session.v1 import session_pb2 as pb
 from kvplane_services.durations import duration
 from kvplane_services.engine.model import Engine
 from kvplane_services.lease.model import Lease, LeaseState
 from tests.integration.state.rich_status import rich_status
 from tests.integration.state.served_state import ServedState, serving
-from tests.support.state_values import engine_of, full, key_of, retention_of
+from tests.support.state_values import engine_of, full, held, key_of, retention_of
 
 NAME = key_of().name
 KEY = pb.SessionKey(tenant="t", model="m", session_id="s")
@@ -127,6 +128,34 @@ async def test_updating_by_mask_and_etag(state: ServedState) -> None:
     final = await update(kept.etag, "hints", final_turn=True)
     assert (final.hints.keep_for.seconds, final.hints.final_turn) == (0, True)
     assert not state.plane.manager.get(lease.name).claims
+
+
+async def test_a_last_turn_is_kept_for_a_session_that_comes_back(state: ServedState) -> None:
+    """What it left ranks last and is not released; the next turn's claim takes the hint back."""
+    engine, lease = await after_a_turn(state)
+    request = pb.UpdateSessionRequest(
+        session=pb.Session(name=NAME, hints=pb.SessionHints(final_turn=True))
+    )
+    request.update_mask.paths.append("hints.final_turn")
+
+    async def worth() -> float:
+        await state.plane.clock.advance(11)
+        (directive,) = (await state.plane.report(engine, held())).directives
+        return directive.worth
+
+    before = await worth()
+    await state.sessions.UpdateSession(request)
+    told = await worth()
+    claim = lease_pb2.BatchRenewLeasesRequest(
+        holder="routers/r",
+        renewals=[lease_pb2.LeaseRenewal(name=lease.name, fencing_token=lease.fencing_token)],
+    )
+    claimed = await state.leases.BatchRenewLeases(claim)
+
+    assert claimed.results[0].outcome == lease_pb2.RENEWAL_OUTCOME_RENEWED
+    assert told < before / 5 < await worth()
+    assert state.plane.manager.get(lease.name).state is LeaseState.ACTIVE
+    assert state.plane.registry.get(key_of()).lease == lease.name
 
 
 @pytest.mark.parametrize("paths", [[], ["turns"], ["hints", "lease"]])

@@ -238,3 +238,51 @@ async def test_a_lease_that_is_not_heard_of_yet_is_not_denied(fleet: LeaseFleet)
     outcomes.append(fleet.claim(1, lease).outcome)
 
     assert outcomes == [RenewalOutcome.UNAVAILABLE, RenewalOutcome.RENEWED]
+
+
+async def test_a_last_use_that_was_told_elsewhere(fleet: LeaseFleet) -> None:
+    """The home ranks the lease last, until somebody claims it at any replica."""
+    engine = await fleet.register(0)
+    lease = await fleet.held_lease(0, engine)
+
+    async def worth() -> float:
+        return float((await fleet.beat(0, engine, 12, every=12))[-1].worth)
+
+    before = await worth()
+    fleet.claim(1, lease, "sessions/s", drop=True, final=True)
+    await fleet.settle()
+    told, last = await fleet.noted(), await worth()
+    fleet.claim(2, lease, "routers/a", ttl=5.0)
+    await fleet.settle()
+
+    assert told == {f"{lease.lease_id}/replica-1": ClaimNote(lease.fencing_token, (), final=True)}
+    assert last < before / 5 < await worth()
+    assert names(fleet.planes[0].manager.get(lease.name).claims) == []
+    await fleet.report(0, engine, EngineReport(ended=(("r1", EndReason.RECLAIMED),)))
+    assert await fleet.noted() == {}
+
+
+async def test_a_last_use_does_not_keep_a_lease(fleet: LeaseFleet) -> None:
+    """It is no claim: what nobody uses lapses as early as if it had been told at the home."""
+    engine = await fleet.register(0)
+    lease = await fleet.held_lease(0, engine)
+    fleet.claim(1, lease, "sessions/s", drop=True, final=True)
+    await fleet.settle()
+
+    await fleet.beat(0, engine, 170, every=10)
+
+    assert fleet.states(lease) == [LeaseState.ENDED] * 3
+    assert await fleet.noted() == {}
+
+
+async def test_a_last_use_of_a_lease_that_is_not_heard_of_yet(fleet: LeaseFleet) -> None:
+    """Who tells of it is to tell again."""
+    engine = await fleet.register(0)
+    (directive,) = (await fleet.planes[0].report(engine, full(retention_of()))).directives
+    lease = fleet.planes[0].manager.get(directive.lease)
+
+    outcomes = [fleet.claim(1, lease, drop=True, final=True).outcome]
+    await fleet.settle()
+    outcomes.append(fleet.claim(1, lease, drop=True, final=True).outcome)
+
+    assert outcomes == [RenewalOutcome.UNAVAILABLE, RenewalOutcome.RENEWED]

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvplane_services.engine.model import Engine, KvLayout
+from kvplane_services.engine.model import Engine, EngineLoad, KvLayout
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.lease.config import LeaseConfig
-from kvplane_services.lease.model import EndReason, Lease
+from kvplane_services.lease.model import EndReason, Lease, LeaseState
 from kvplane_services.lease.ports import LeaseRenewal
 from kvplane_services.lease.reports import EngineReport
 from kvplane_services.lease.wire import directive_to_wire
@@ -151,3 +151,52 @@ async def test_worth_goes_over_the_wire() -> None:
     (directive,) = (await plane.report(engine, full(retention_of()))).directives
 
     assert directive_to_wire(directive).worth == directive.worth > 0
+
+
+async def test_what_was_said_to_be_final_goes_first() -> None:
+    """Over the budget, though it is the newest: it is not renewed, and the others are."""
+    plane = StatePlane()
+    engine = await plane.register(sized(budget=0.25))
+    for name in ("a", "b"):
+        await turn(plane, engine, name, 1, blocks=10)
+    lease = await turn(plane, engine, "c", 1, blocks=10)
+    last = LeaseRenewal(lease.name, lease.fencing_token, drop=True, final=True)
+    await plane.manager.renew("sessions/c", [last])
+    await plane.clock.advance(11)
+
+    assert set(await worths(plane, engine)) == {"a-1", "b-1"}
+    assert plane.manager.get(lease.name).state is LeaseState.ACTIVE
+
+
+async def test_under_pressure_what_was_said_to_be_final_goes_first() -> None:
+    """It is released, and what is left of the memory is enough for the others."""
+    plane = StatePlane(leases=LeaseConfig(pressure_after=0.0))
+    engine = await plane.register(sized())
+    for name in ("a", "b"):
+        await turn(plane, engine, name, 1, blocks=10)
+    lease = await turn(plane, engine, "c", 1, blocks=10)
+    last = LeaseRenewal(lease.name, lease.fencing_token, drop=True, final=True)
+    await plane.manager.renew("sessions/c", [last])
+    short = replace(engine, load=EngineLoad(waiting_requests=1, running_requests=1, used_blocks=95))
+
+    answer = await plane.report(short, held())
+
+    assert {name: each.release for name, each in by_retention(answer).items()} == {
+        "c-1": EndReason.RECLAIMED
+    }
+
+
+async def test_a_read_takes_back_that_no_use_was_expected() -> None:
+    """The conversation is back, whoever routed it."""
+    plane = StatePlane()
+    engine = await plane.register(sized())
+    lease = await turn(plane, engine, "a", 1)
+    last = LeaseRenewal(lease.name, lease.fencing_token, drop=True, final=True)
+    await plane.manager.renew("sessions/a", [last])
+    await plane.clock.advance(11)
+    told = (await worths(plane, engine))["a-1"]
+
+    await plane.report(engine, EngineReport(reads=(("a-1", 1),)))
+    await plane.clock.advance(11)
+
+    assert (await worths(plane, engine))["a-1"] > 5 * told

@@ -33,5 +33,12 @@ class Running:
         await self.plane.report(self.engine, EngineReport(ended=((retention_id, reason),)))
         await self.plane.settle()
 
+    async def worths(self) -> dict[str, float]:
+        """What the engine is told, by retention, when all are renewed next."""
+        await self.plane.clock.advance(11)
+        answer = await self.plane.report(self.engine, held())
+        await self.plane.settle()
+        return {each.retention_id: each.worth for each in answer.directives if each.renew}
+
     def session(self, session_id: str = "s") -> Session:
         return self.plane.registry.get(key_of(session_id))

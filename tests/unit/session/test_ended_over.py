@@ -6,6 +6,7 @@ import pytest
 
 from kvplane_services.errors import NotFound
 from kvplane_services.lease.model import EndReason, Lease, LeaseState
+from kvplane_services.lease.ports import LeaseRenewal
 from kvplane_services.session.model import SessionState
 from kvplane_services.store.model import Removed, Reset
 from tests.support.state_values import key_of
@@ -101,17 +102,54 @@ async def test_a_session_created_under_a_deleted_ones_key(remote: Remote) -> Non
         remote.registry.get(key_of())
 
 
-async def test_what_a_final_turn_left_is_released_again(remote: Remote) -> None:
-    """A session that ended by a hint is ended like any other."""
+async def test_what_a_final_turn_left_is_said_to_be_final(remote: Remote) -> None:
+    """Once for each lease on it; nothing is released, and the session is not ended."""
     await remote.hear(upserted(lease(1)), SYNCED)
     await remote.registry.update(key_of(), final_turn=True)
     await remote.hear(upserted(lease(2)))
-    await remote.hear(upserted(lease(2, state=LeaseState.RELEASING)))
-
+    await remote.hear(upserted(lease(2, tokens=65)))
     await remote.hear(upserted(ended(2, EndReason.FENCED)), upserted(again(3, retention=2)))
+    await remote.hear(upserted(lease(4)))
 
-    assert remote.state() is SessionState.ENDED
-    assert remote.leases.released == [("leases/l2", 2), ("leases/l3", 3)]
+    assert remote.state() is SessionState.RETAINED
+    assert remote.leases.released == []
+    assert [each for _, each in remote.leases.claimed] == [
+        LeaseRenewal(f"leases/l{token}", token, drop=True, final=True) for token in (1, 2, 3)
+    ]
+
+
+async def test_a_last_turn_is_said_until_it_is_heard(remote: Remote) -> None:
+    """The lease manager may be away just then."""
+    await remote.hear(upserted(lease(1)), SYNCED)
+    await remote.registry.update(key_of(), final_turn=True)
+    remote.leases.claimed.clear()
+    remote.leases.away = True
+    await remote.hear(upserted(lease(2)))
+    await remote.plane.clock.advance(10)
+
+    remote.leases.away = False
+    await remote.plane.clock.advance(60)
+
+    assert [each.lease for _, each in remote.leases.claimed] == ["leases/l2"]
+
+
+async def test_the_keeper_says_that_a_turn_was_the_last() -> None:
+    """Whichever replica heard the hint, and whoever takes the turn in first."""
+    crowd = Registries()
+    async with crowd.running("a", "b") as replicas:
+        await crowd.hear(upserted(lease(1)), SYNCED)
+        await crowd.other().registry.update(key_of(), final_turn=True)
+        await crowd.settle()
+        for replica in replicas:
+            replica.leases.claimed.clear()
+        crowd.other().leases.send(upserted(lease(2)))
+        await crowd.advance(2)
+
+        crowd.keeper().leases.send(upserted(lease(2)))
+        await crowd.settle()
+
+        assert [each.lease for _, each in crowd.keeper().leases.claimed] == ["leases/l2"]
+        assert crowd.other().leases.claimed == []
 
 
 async def test_all_replicas_know_what_was_ended_over() -> None:

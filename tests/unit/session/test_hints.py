@@ -7,7 +7,8 @@ from kvplane_services.errors import (
     NotFound,
     Unavailable,
 )
-from kvplane_services.lease.model import EndReason, LeaseState
+from kvplane_services.lease.model import EndReason, LeaseState, RenewalOutcome
+from kvplane_services.lease.ports import LeaseRenewal
 from kvplane_services.session.keeper import holder_of
 from kvplane_services.session.model import SessionHints, SessionState
 from kvplane_services.store.model import Synced
@@ -94,18 +95,57 @@ async def test_a_later_turn_opens_an_ended_session_again(running: Running) -> No
     assert (SessionState.RETAINED, lease.name) == (running.session().state, running.session().lease)
 
 
-async def test_what_the_final_turn_leaves_is_released(running: Running) -> None:
-    """A client that says that its running turn is the last needs nothing kept."""
+async def test_what_the_final_turn_leaves_ranks_last(running: Running) -> None:
+    """It is kept, worth least, and for a shorter time; of the turn after it nothing was said."""
+    other = await running.turn("r0", "other")
     await running.turn("r1")
     await running.plane.registry.update(key_of(), final_turn=True)
 
     lease = await running.turn("r2")
+    worths = await running.worths()
 
-    assert running.plane.manager.get(lease.name).state is LeaseState.RELEASING
+    assert 0 < worths["r2"] < worths["r0"] / 5
     session = running.session()
-    assert (SessionState.ENDED, SessionHints()) == (session.state, session.hints)
-    following = await running.turn("r3")
-    assert running.session().lease == following.name
+    assert (SessionState.RETAINED, SessionHints()) == (session.state, session.hints)
+    assert (lease.name, 2) == (session.lease, session.turn_count)
+    for _ in range(16):
+        await running.plane.clock.advance(10)
+        await running.plane.report(running.engine, held())
+    assert running.plane.manager.get(lease.name).end_reason is EndReason.EXPIRED
+    assert running.plane.manager.get(other.name).state is LeaseState.ACTIVE
+
+
+async def test_a_session_that_comes_back_takes_its_last_turn_back(running: Running) -> None:
+    """What its turn left is there, is worth what it was from its claim on, and so is the next."""
+    await running.turn("r1")
+    before = await running.worths()
+    await running.plane.registry.update(key_of(), final_turn=True)
+    told = await running.worths()
+    lease = running.session().lease
+    token = running.plane.manager.get(lease).fencing_token
+
+    renewal = LeaseRenewal(lease, token, 30.0)
+    (outcome,) = await running.plane.manager.renew("routers/a", [renewal])
+    back = await running.worths()
+
+    assert outcome is RenewalOutcome.RENEWED
+    assert told["r1"] < back["r1"] / 5
+    assert back["r1"] == pytest.approx(before["r1"], rel=0.5)
+    # The hint was of the turn that runs as well, and is used up by it.
+    await running.turn("r2")
+    await running.turn("r3")
+    assert (await running.worths())["r3"] > told["r1"]
+
+
+async def test_a_touch_takes_a_last_turn_back(running: Running) -> None:
+    """Who will be back says so later than that no turn follows."""
+    await running.turn("r1")
+    await running.plane.registry.update(key_of(), final_turn=True)
+    told = await running.worths()
+
+    await running.plane.registry.touch(key_of(), 30.0)
+
+    assert (await running.worths())["r1"] > told["r1"]
 
 
 async def test_updates_set_what_they_name(running: Running) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'kvplane_services/records/v1/claim.proto\x12\x1bkvplane_services.records.v1\"J\n\tClaimNote\x12#\n\rfencing_token\x18\x01 \x01(\x03R\x0c\x66\x65ncingToken\x12\x18\n\x07holders\x18\x02 \x03(\tR\x07holdersb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'kvplane_services/records/v1/claim.proto\x12\x1bkvplane_services.records.v1\"`\n\tClaimNote\x12#\n\rfencing_token\x18\x01 \x01(\x03R\x0c\x66\x65ncingToken\x12\x18\n\x07holders\x18\x02 \x03(\tR\x07holders\x12\x14\n\x05\x66inal\x18\x03 \x01(\x08R\x05\x66inalb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvplane_services.records.v1
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLAIMNOTE']._serialized_start=72
-  _globals['_CLAIMNOTE']._serialized_end=146
+  _globals['_CLAIMNOTE']._serialized_end=168
 # @@protoc_insertion_point(module_scope)

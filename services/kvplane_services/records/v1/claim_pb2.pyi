@@ -29,21 +29,25 @@ class ClaimNote(_message.Message):
 
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     HOLDERS_FIELD_NUMBER: _builtins.int
+    FINAL_FIELD_NUMBER: _builtins.int
     fencing_token: _builtins.int
     """Fencing token of the lease that is claimed."""
+    final: _builtins.bool
+    """Somebody said that no further use of the lease is expected."""
     @_builtins.property
     def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Who claimed it when this was written."""
+        """Who claimed it when this was written; nobody if only `final` is told."""
 
     def __init__(
         self,
         *,
         fencing_token: _builtins.int = ...,
         holders: _abc.Iterable[_builtins.str] | None = ...,
+        final: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "holders", b"holders"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fencing_token", b"fencing_token", "final", b"final", "holders", b"holders"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,6 +45,7 @@ class SessionRecord(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     LIVE_TURN_FIELD_NUMBER: _builtins.int
+    FINAL_TOKEN_FIELD_NUMBER: _builtins.int
     state: _session_pb2.Session.State.ValueType
     """The lifecycle as readers see it."""
     lease_id: _builtins.str
@@ -79,6 +80,10 @@ class SessionRecord(_message.Message):
     """Last change, in microseconds since 1970, for people; 0 if unknown."""
     live_turn: _builtins.int
     """The turn of `turns` whose lease is live, counted from 1; 0 for none of them."""
+    final_token: _builtins.int
+    """Largest fencing token of the leases on what a turn left that was said to be the last; 0 if
+    none was.
+    """
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___TurnRecord]:
         """Latest turns, oldest first."""
@@ -103,10 +108,11 @@ class SessionRecord(_message.Message):
         create_time: _builtins.int = ...,
         update_time: _builtins.int = ...,
         live_turn: _builtins.int = ...,
+        final_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deleted", b"deleted", "engine_id", b"engine_id", "final_turn", b"final_turn", "hidden_token", b"hidden_token", "keep_for", b"keep_for", "lease_id", b"lease_id", "live_turn", b"live_turn", "over_token", b"over_token", "request_id", b"request_id", "state", b"state", "token", b"token", "ttl", b"ttl", "turn_count", b"turn_count", "turns", b"turns", "update_time", b"update_time", "wish", b"wish"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deleted", b"deleted", "engine_id", b"engine_id", "final_token", b"final_token", "final_turn", b"final_turn", "hidden_token", b"hidden_token", "keep_for", b"keep_for", "lease_id", b"lease_id", "live_turn", b"live_turn", "over_token", b"over_token", "request_id", b"request_id", "state", b"state", "token", b"token", "ttl", b"ttl", "turn_count", b"turn_count", "turns", b"turns", "update_time", b"update_time", "wish", b"wish"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -464,12 +464,18 @@ class LeaseRenewal(_message.Message):
     FENCING_TOKEN_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
     DROP_FIELD_NUMBER: _builtins.int
+    FINAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Required. Resource name of the lease."""
     fencing_token: _builtins.int
     """Required. Token of the grant."""
     drop: _builtins.bool
     """Optional. True gives the holder's claim up; the lease goes on by policy."""
+    final: _builtins.bool
+    """Optional. With `drop`: true says that the holder expects no further use. The lease
+    stays, ranks below those of which nobody said so, and is kept for a shorter time.
+    Its next use or claim takes that back.
+    """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Optional. How long the claim lasts; clamped, a negative one to the shortest. Zero
@@ -483,10 +489,11 @@ class LeaseRenewal(_message.Message):
         fencing_token: _builtins.int = ...,
         ttl: _duration_pb2.Duration | None = ...,
         drop: _builtins.bool = ...,
+        final: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "fencing_token", b"fencing_token", "name", b"name", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop", b"drop", "fencing_token", b"fencing_token", "final", b"final", "name", b"name", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

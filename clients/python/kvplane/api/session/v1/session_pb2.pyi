@@ -224,7 +224,10 @@ class SessionHints(_message.Message):
     KEEP_FOR_FIELD_NUMBER: _builtins.int
     FINAL_TURN_FIELD_NUMBER: _builtins.int
     final_turn: _builtins.bool
-    """True when the running or latest turn is the last."""
+    """True when the running or latest turn is the last. What it leaves is kept as long as
+    nothing better needs the memory, for a session that comes back all the same; that
+    takes the hint back. EndSession releases it.
+    """
     @_builtins.property
     def keep_for(self) -> _duration_pb2.Duration:
         """How long to keep the session from the moment this was received; zero for no wish."""
