@@ -178,7 +178,9 @@ def test_every_method_can_be_called_by_hand(tool: Tool) -> None:
     lease = _leases(called, engine, model=tag)
     _sessions(called, model=tag)
     _routes(called, model=tag, engines={f"engines/{prefill}", f"engines/{decode}"})
-    called(f"{LEASE}/ReleaseLease", {"name": lease["name"], "fencingToken": lease["fencingToken"]})
+    granted = {"name": lease["name"], "fencingToken": lease["fencingToken"]}
+    called(f"{LEASE}/ConsumeLease", granted)
+    called(f"{LEASE}/ReleaseLease", granted)
     (watched,) = called(f"{LEASE}/WatchLeases", {}, until="synced")[-1:]
     assert watched["synced"] is True
     called(f"{ENGINE}/DeregisterEngine", {"name": engine["name"], "epoch": engine["epoch"]})
