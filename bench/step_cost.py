@@ -106,14 +106,16 @@ class Engine:
         """Seconds of CPU that a step's calls take; what else the machine does is left out."""
         blocks = self.blocks() if finishing is not None else ()
         start = time.thread_time()
+        ended = self.work()
         if finishing is not None:
+            # vLLM finds that out from what the step computed; workers hear of it with the next.
             retained, _ = self.scheduler.request_finished(finishing, blocks)
             if not retained:
                 raise RuntimeError("the turn is not retained")
+        took = time.thread_time() - start
+        if finishing is not None:
             self.held.append(finishing.request_id)
             self._blocks[finishing.request_id] = blocks[0]
-        ended = self.work()
-        took = time.thread_time() - start
         for name in ended:
             self.held.remove(name)
             kept = set(self._blocks[self.held[-1]])
