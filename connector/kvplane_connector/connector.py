@@ -27,6 +27,7 @@ from kvplane_connector.scheduler import KvplaneScheduler
 from kvplane_connector.settings import Settings, SettingsError, read_settings
 from kvplane_connector.step_orders import StepNews
 from kvplane_connector.step_rest import StepRest, rest_between_steps
+from kvplane_connector.versions import watermark
 from kvplane_connector.vllm_names import (
     NIXL_CONNECTOR_VERSION,
     VLLM_VERSION,
@@ -60,8 +61,7 @@ class KvplaneConnector(NixlPullConnector):
         super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
         self._kv_blocks = KvBlocks(
             cache_groups(vllm_config, kv_cache_config),
-            # Newer vLLM has it.
-            watermark=getattr(vllm_config.scheduler_config, "watermark", 0.0),
+            watermark=watermark(vllm_config.scheduler_config),
         )
         self._pressure: MemoryPressure | None = None
         self._scheduler: KvplaneScheduler | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvplane_connector import __version__
 from kvplane_connector.settings import Role, Settings
+from kvplane_connector.versions import data_parallel_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def gather_facts(
         cache_dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
     served = vllm_config.model_config.served_model_name
     ranks = parallel.data_parallel_size
-    rank = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+    rank = data_parallel_rank(parallel)
     return EngineFacts(
         engine_id=f"{settings.engine_id}-dp{rank}" if ranks > 1 else settings.engine_id,
         role=settings.role,

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvplane.transfer_params import Word, WordPlace
+from kvplane_connector.versions import rank_of
 
 # NIXL backends whose reads have fetched all data from the owner when they say that they are done.
 BACKENDS = frozenset({"UCX", "LIBFABRIC"})
@@ -188,6 +189,5 @@ def tables_of(handshakes: Mapping[Any, Any]) -> dict[tuple[int, int], tuple[int,
         if not told:
             return None
         address, start = told
-        # Older vLLM has no pipeline ranks.
-        tables[rank if isinstance(rank, tuple) else (0, rank)] = (address, start)
+        tables[rank_of(rank)] = (address, start)
     return tables or None

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvplane_connector.versions import context_ranks
+
 if TYPE_CHECKING:
     from kvplane_connector.vllm_names import BlockPool
 
@@ -100,9 +102,7 @@ def cache_groups(vllm_config: Any, kv_cache_config: Any) -> tuple[CacheGroup, ..
     """The cache groups of a model, from vLLM's configuration."""
     parallel, scheduling = vllm_config.parallel_config, vllm_config.scheduler_config
     # Ranks that share a context hold a part of each block.
-    ranks = getattr(parallel, "decode_context_parallel_size", 1) * getattr(
-        parallel, "prefill_context_parallel_size", 1
-    )
+    ranks = context_ranks(parallel)
     groups: list[CacheGroup] = []
     for group in kv_cache_config.kv_cache_groups:
         spec = group.kv_cache_spec

@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Any, overload
 
 from kvplane.digest import Medium, context_of
+from kvplane_connector.versions import has_embeddings
 
 
 class LeadingTokens(Sequence[int]):
@@ -41,11 +42,7 @@ class LeadingTokens(Sequence[int]):
 
 def is_provable(request: Any) -> bool:
     """Whether the request's tokens tell all of its prompt; embeddings in it do not."""
-    return (
-        request.prompt_token_ids is not None
-        and getattr(request, "prompt_embeds", None) is None
-        and getattr(request, "prompt_is_token_ids", None) is None
-    )
+    return request.prompt_token_ids is not None and not has_embeddings(request)
 
 
 def context_for(request: Any) -> bytes:

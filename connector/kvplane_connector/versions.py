@@ -119,3 +119,38 @@ def reader_counts(worker: Any) -> tuple[MutableMapping[str, int], ...]:
     expected = getattr(worker, "expected_consumer_notifications_by_req", None)
     counts: MutableMapping[str, int] = worker.consumer_notification_counts_by_req
     return (counts,) if expected is None else (counts, expected)
+
+
+def watermark(scheduler_config: Any) -> float:
+    """Part of the pool that vLLM keeps free when it admits a request; older ones keep none."""
+    kept: float = getattr(scheduler_config, "watermark", 0.0)
+    return kept
+
+
+def data_parallel_rank(parallel_config: Any) -> int:
+    """Which of the data parallel engines this one is.
+
+    Newer vLLM lets each of a dense model's take itself for the only one, and counts them apart.
+    """
+    rank: int = getattr(parallel_config, "data_parallel_index", parallel_config.data_parallel_rank)
+    return rank
+
+
+def context_ranks(parallel_config: Any) -> int:
+    """How many ranks hold a part each of a block; not every vLLM can split blocks so."""
+    decode: int = getattr(parallel_config, "decode_context_parallel_size", 1)
+    prefill: int = getattr(parallel_config, "prefill_context_parallel_size", 1)
+    return decode * prefill
+
+
+def has_embeddings(request: Any) -> bool:
+    """Whether a part of the prompt is not tokens; newer vLLM says so of mixed ones, too."""
+    return any(
+        getattr(request, name, None) is not None
+        for name in ("prompt_embeds", "prompt_is_token_ids")
+    )
+
+
+def rank_of(key: tuple[int, int] | int) -> tuple[int, int]:
+    """A rank's pipeline and tensor rank; older vLLM has no pipeline ranks."""
+    return key if isinstance(key, tuple) else (0, key)

@@ -17,6 +17,7 @@ from kvplane_connector.generation_words import (
     WordMemory,
     WordTable,
 )
+from kvplane_connector.notices import read_notice
 from kvplane_connector.read_fence import ReadFence, widest_offset
 from kvplane_connector.read_stats import ReadStats
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders, WordsPayload
@@ -341,22 +342,26 @@ class KvplaneWorker(NixlPullConnectorWorker):
 
     def _notifs_for_vllm(self, *args: Any, **kwargs: Any) -> dict[str, list[bytes]]:
         notifs: dict[str, list[bytes]] = self._all_notifs(*args, **kwargs)
-        if not self._kept or not notifs:
+        if not notifs:
             return notifs
         return {
-            agent: [one for one in messages if not self._is_read_of_kept(one)]
+            agent: [one for one in messages if self._is_for_vllm(agent, one)]
             for agent, messages in notifs.items()
         }
 
-    def _is_read_of_kept(self, message: bytes) -> bool:
-        """Whether a notice `request:readers` is of a kept retention; counts it if so."""
-        name, _, readers = message.decode("utf-8", "replace").rpartition(":")
-        if name not in self._kept:
+    def _is_for_vllm(self, agent: str, message: bytes) -> bool:
+        """Whether vLLM is to see a notice; one that is of a kept retention is counted instead."""
+        notice = read_notice(message)
+        if notice is None:
+            # vLLM would raise, which ends the engine.
+            _log.warning("Dropping a notice of %s that cannot be read: %r", agent, message[:80])
             return False
+        if notice.name not in self._kept:
+            return True
         # Each rank of a reader sends one notice.
-        self._notices[name] += 1
-        self._next_news().reads[name] = self._notices[name] // max(1, int(readers or 1))
-        return True
+        self._notices[notice.name] += 1
+        self._next_news().reads[notice.name] = self._notices[notice.name] // notice.readers
+        return False
 
     def _next_news(self) -> StepNews:
         if self._news is None:

@@ -10,11 +10,16 @@ from kvplane_connector.versions import (
     UnsupportedVllmError,
     can_validate,
     clock_ahead,
+    context_ranks,
+    data_parallel_rank,
+    has_embeddings,
+    rank_of,
     reader_counts,
     reaps_in_order,
     require_failures_told,
     require_fence,
     require_supported,
+    watermark,
 )
 
 
@@ -100,3 +105,30 @@ def test_readers_are_counted_as_each_vllm_does() -> None:
 
     assert reader_counts(old) == (counts,)
     assert reader_counts(new) == (counts, expected)
+
+
+def test_what_only_newer_ones_tell_is_taken_for_what_older_ones_do() -> None:
+    """No watermark, no parts of blocks, one count of data parallel ranks, one kind of rank."""
+    old = SimpleNamespace(data_parallel_rank=2)
+    new = SimpleNamespace(
+        watermark=0.01,
+        data_parallel_rank=0,
+        data_parallel_index=3,
+        decode_context_parallel_size=2,
+        prefill_context_parallel_size=4,
+    )
+
+    assert (watermark(old), watermark(new)) == (0.0, 0.01)
+    assert (data_parallel_rank(old), data_parallel_rank(new)) == (2, 3)
+    assert (context_ranks(old), context_ranks(new)) == (1, 8)
+    assert (rank_of(5), rank_of((1, 5))) == ((0, 5), (1, 5))
+
+
+def test_embeddings_in_a_prompt_are_seen_however_it_says_so() -> None:
+    """A prompt may be embeddings, or tokens with some among them."""
+    tokens = SimpleNamespace(prompt_embeds=None)
+    mixed = SimpleNamespace(prompt_embeds=None, prompt_is_token_ids=[True, False])
+
+    assert not has_embeddings(tokens)
+    assert has_embeddings(mixed)
+    assert has_embeddings(SimpleNamespace(prompt_embeds=[0.1]))

@@ -4,6 +4,8 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 
 def _reads(worker: Any, name: str, *, expiry: float | None) -> Any:
     worker._engine_clock_offset["owner"] = 0.0
@@ -162,3 +164,33 @@ def test_deadlines_are_set_by_a_scheduler_that_does_not_tell_its_clock(worker: A
     worker.start_load_kv(SimpleNamespace(reqs_to_send={}, reqs_not_processed=(), kvplane=made))
 
     assert worker._reqs_to_send == {"one": 40.0}
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [b"one:many", b"one:", b"one", b"", b"\xff\xfe:1", b"one:1\xff", b"one:" + b"9" * 5000],
+)
+def test_a_notice_that_cannot_be_read_is_dropped(worker: Any, notice: bytes) -> None:
+    """Any process that reached NIXL can send one, and vLLM would raise in its step loop."""
+    _step(worker, {"one": 30.0}, keep={"one"})
+    worker._all_notifs = lambda: {"reader": [notice, b"one:1", b"other:2", b"HB:x,y"]}
+
+    assert worker.nixl_wrapper.get_new_notifs() == {"reader": [b"other:2", b"HB:x,y"]}
+    assert worker.take_news().reads == {"one": 1}
+
+
+def test_a_notice_that_cannot_be_read_is_dropped_where_nothing_is_kept(worker: Any) -> None:
+    """Prefill engines are spared them like decode engines."""
+    worker._all_notifs = lambda: {"reader": [b"staged:1", b"staged"]}
+
+    assert worker.nixl_wrapper.get_new_notifs() == {"reader": [b"staged:1"]}
+
+
+@pytest.mark.parametrize("readers", [0, -3])
+def test_readers_that_cannot_be_are_taken_for_one(worker: Any, readers: int) -> None:
+    """A number that no reader can have divides nothing by zero."""
+    _step(worker, {"one": 30.0}, keep={"one"})
+    worker._all_notifs = lambda: {"reader": [f"one:{readers}".encode()]}
+
+    assert worker.nixl_wrapper.get_new_notifs() == {"reader": []}
+    assert worker.take_news().reads == {"one": 1}
