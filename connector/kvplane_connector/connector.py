@@ -159,6 +159,7 @@ class KvplaneConnector(NixlPullConnector):
             pressure=self._pressure,
             link=link,
             rest=self.step_rest,
+            groups=self._kv_blocks.groups,
         )
 
 

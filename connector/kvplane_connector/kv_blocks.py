@@ -17,11 +17,14 @@ class CacheGroup:
     Attributes:
         block_size: Tokens per block.
         most_tokens: Tokens kept of one request at most, for a sliding window; None for all.
+        by_position: Whether a request's blocks stand in the order of its tokens; of a state space's
+            only vLLM knows what they hold.
 
     """
 
     block_size: int
     most_tokens: int | None = None
+    by_position: bool = True
 
     def blocks(self, tokens: int) -> int:
         """Blocks that a request of so many tokens takes."""
@@ -98,6 +101,22 @@ class KvBlocks:
         return frozenset(hits)
 
 
+def blocks_of_tokens(
+    groups: Sequence[CacheGroup], block_ids: Sequence[Sequence[int]], tokens: int
+) -> tuple[Sequence[int], ...]:
+    """A request's blocks, of each group, without those behind its first `tokens`.
+
+    vLLM takes blocks for tokens that a stop then cuts off. Readers align at the end, and of a
+    window's blocks, which are not all there, could not tell that there is one too many.
+    """
+    if len(groups) != len(block_ids):
+        return tuple(block_ids)
+    return tuple(
+        blocks[: -(-tokens // group.block_size)] if group.by_position else blocks
+        for group, blocks in zip(groups, block_ids, strict=True)
+    )
+
+
 def cache_groups(vllm_config: Any, kv_cache_config: Any) -> tuple[CacheGroup, ...]:
     """The cache groups of a model, from vLLM's configuration."""
     parallel, scheduling = vllm_config.parallel_config, vllm_config.scheduler_config
@@ -110,5 +129,14 @@ def cache_groups(vllm_config: Any, kv_cache_config: Any) -> tuple[CacheGroup, ..
             spec, "attention_chunk_size", None
         )
         most = window + scheduling.max_num_batched_tokens if window else None
-        groups.append(CacheGroup(spec.block_size * ranks, most))
+        groups.append(CacheGroup(spec.block_size * ranks, most, _is_by_position(spec)))
     return tuple(groups)
+
+
+def _is_by_position(spec: Any) -> bool:
+    """Whether it is attention to all tokens, to a window's or to a chunk's, or some of these."""
+    parts = getattr(spec, "kv_cache_specs", None)
+    return all(
+        hasattr(one, "sliding_window") or hasattr(one, "attention_chunk_size")
+        for one in (parts.values() if parts else (spec,))
+    )

@@ -13,6 +13,9 @@ from typing import Any
 from kvplane.digest import DigestChain, Medium, common_prefix
 from kvplane_connector.read_fence import read_expiry
 
+# vLLM's stand-in for blocks that nobody needs, such as those that a window has passed.
+_NO_BLOCK = 0
+
 
 class Outcome(enum.Enum):
     """How much of a handle is read, and why not more."""
@@ -22,7 +25,7 @@ class Outcome(enum.Enum):
     DIFFERENT = "the history shares no leading tokens with what the blocks hold"
     UNPROVED = "the handle does not prove which tokens its blocks hold"
     UNFENCED = "the handle does not say until when its blocks are kept"
-    SHORT = "the handle names fewer blocks than its tokens need"
+    SHORT = "the handle does not name every block that these tokens need"
     UNPROVABLE = "the prompt is not made of tokens alone"
 
     @property
@@ -73,12 +76,24 @@ def cut_handle(
         return Cut(Outcome.DIFFERENT, offered)
     blocks = -(-shared // block_size)
     whole = shared == offered
-    # A group that kept only its window's tail, or a state, fits the whole history alone.
-    if not whole and any(len(group) < blocks for group in groups):
+    if not whole and not _is_all_there(groups, -(-offered // block_size), blocks):
         return Cut(Outcome.SHORT, offered)
-    # Blocks behind the tokens would shift the reader, which aligns at the end.
-    cut = [list(group[:blocks]) for group in groups]
+    # Blocks behind the tokens would shift the reader, which aligns at the end. Of several groups,
+    # whose blocks may differ in size, the owner has left them out.
+    end = None if whole and len(groups) > 1 else blocks
+    cut = [list(group[:end]) for group in groups]
     return Cut(Outcome.WHOLE if whole else Outcome.CUT, offered, shared, cut)
+
+
+def _is_all_there(groups: Sequence[Sequence[int]], total: int, wanted: int) -> bool:
+    """Whether each group has the `wanted` first of `total` blocks, in the order of the tokens.
+
+    A group that kept only its window's tail, or a state, fits the whole history alone: its first
+    blocks are others than the first of the history.
+    """
+    if len({len(group) for group in groups}) > 1:
+        return False
+    return all(len(group) >= total and _NO_BLOCK not in group[:wanted] for group in groups)
 
 
 def offered_tokens(params: Mapping[str, Any]) -> int:

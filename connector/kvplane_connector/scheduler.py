@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvplane.transfer_params import KEY, WORD_KEY, TurnMark, Word, decode_proof
 from kvplane_connector.engine_facts import compatibility_hash
 from kvplane_connector.generation_words import WordSlots, tables_of
+from kvplane_connector.kv_blocks import CacheGroup, blocks_of_tokens
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.prefix_check import Cut, Outcome, cut_handle, offered_tokens
 from kvplane_connector.pressure import MemoryPressure
@@ -51,6 +52,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         pressure: What gives retentions up for requests that are short of memory.
         link: The link to the plane; None for none.
         rest: Told whether the engine may rest; None if it never does.
+        groups: The model's cache groups.
 
     """
 
@@ -65,6 +67,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         pressure: MemoryPressure,
         link: "PlaneLink | None",
         rest: StepRest | None = None,
+        groups: Sequence[CacheGroup] = (),
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._ledger = ledger
@@ -72,6 +75,12 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         self._pressure = pressure
         self._link = link
         self._rest = rest
+        self._groups = groups
+        # A state has taken in every token that vLLM fed, one behind a stop included; no proof
+        # that is cut can say so.
+        self._holds_states = not all(one.by_position for one in groups)
+        if self._holds_states:
+            _log.warning("No turns are retained: the model keeps states, and not tokens' KV alone.")
         self._keep: set[str] = set()
         self._stats: ReadStats | None = None
         self._slots: WordSlots | None = None
@@ -205,19 +214,23 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         if mark is None:
             return super().request_finished(request, block_ids)
         lacks_blocks = self._pressure.lacks_blocks and not self._has_word
-        if lacks_blocks or not _is_reportable(request):
+        if lacks_blocks or self._holds_states or not _is_reportable(request):
             # Without blocks there is nothing to keep; the rest is vLLM's book-keeping. The
             # workers are told to forget the request as they are of one that was aborted.
             super().request_finished(request, [() for _ in block_ids])
             self._reqs_not_processed.add(request.request_id)
             return False, None
+        # The last token's KV may still be on its way: vLLM counts steps that it has only begun.
+        tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         stock_ttl, self.decoder_kv_blocks_ttl = self.decoder_kv_blocks_ttl, self._ledger.ttl
         try:
-            retained, handle = super().request_finished(request, block_ids)
+            retained, handle = super().request_finished(
+                request, blocks_of_tokens(self._groups, block_ids, tokens)
+            )
         finally:
             self.decoder_kv_blocks_ttl = stock_ttl
         if retained and handle is not None:
-            self._retain(request, mark, block_ids, handle)
+            self._retain(request, mark, tokens, block_ids, handle)
         return retained, handle
 
     def shutdown(self) -> None:
@@ -269,11 +282,10 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         self,
         request: Any,
         mark: TurnMark,
+        tokens: int,
         block_ids: Sequence[Sequence[int]],
         handle: dict[str, Any],
     ) -> None:
-        # The last token's KV may still be on its way: vLLM counts steps that it has only begun.
-        tokens = min(request.num_computed_tokens, request.num_tokens - 1)
         handle["remote_num_tokens"] = tokens
         deadline = handle[_EXPIRY]
         if has_word := self._add_word(request.request_id, handle):

@@ -93,6 +93,23 @@ def require_failures_told(worker: Any, worker_class: type) -> None:
         )
 
 
+def require_engines_own_memory(worker: Any) -> None:
+    """Returns if others read what this worker computes in, and not in a copy in host memory.
+
+    Raises:
+        UnsupportedVllmError: There is a copy. vLLM puts only staged prompts into it: what an engine
+            generates would be read as whatever was there before. And a prefill engine that has one
+            waits for ever for what a decode engine offers.
+
+    """
+    if worker.use_host_buffer:
+        raise UnsupportedVllmError(
+            'KvplaneConnector cannot use "kv_buffer_device": "cpu" with an accelerator: vLLM does '
+            "not copy what an engine generates into its host buffer, so that turns cannot be read "
+            "from there. Leave it out, or run this engine with NixlConnector"
+        )
+
+
 def reaps_in_order(worker_class: type) -> bool:
     """Whether the worker looks at expiries from the front and stops at the first live one.
 

@@ -114,6 +114,7 @@ if TYPE_CHECKING:
 
         nixl_wrapper: Any
         nixl_backends: list[str]
+        use_host_buffer: bool
         xfer_stats: Any
         xfer_handshake_metadata: NixlHandshakePayload | None
         dst_xfer_side_handles: dict[str, dict[Any, Any]]

@@ -27,6 +27,7 @@ from kvplane_connector.versions import (
     clock_ahead,
     reader_counts,
     reaps_in_order,
+    require_engines_own_memory,
     require_failures_told,
 )
 from kvplane_connector.vllm_names import (
@@ -68,6 +69,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
     ) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         require_failures_told(self, NixlPullConnectorWorker)
+        require_engines_own_memory(self)
         self.xfer_stats = ReadStats()
         self._validate = validate
         self._spin = spin or WorkerSpin()

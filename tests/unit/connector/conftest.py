@@ -76,6 +76,7 @@ class VllmWorker:
 
     data_list = 0
     is_shut_down = False
+    use_host_buffer = False
 
     def __init__(self, *_: Any) -> None:
         self.nixl_wrapper = FakeNixl()
@@ -265,6 +266,7 @@ def new_scheduler(
         load=LoadMeter(blocks),
         pressure=pressure,
         link=None,
+        groups=blocks.groups,
     )
 
 

@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from kvplane_connector.kv_blocks import CacheGroup, KvBlocks, cache_groups
+from kvplane_connector.kv_blocks import CacheGroup, KvBlocks, blocks_of_tokens, cache_groups
 from tests.support.step_loop import Pool
 
 
@@ -25,10 +25,33 @@ def test_groups_are_vllms() -> None:
         scheduler_config=SimpleNamespace(max_num_batched_tokens=100),
     )
     kv_cache = SimpleNamespace(
-        kv_cache_groups=[group(block_size=16), group(block_size=16, sliding_window=50)]
+        kv_cache_groups=[
+            group(block_size=16, sliding_window=None),
+            group(block_size=16, sliding_window=50),
+            group(block_size=64),
+            group(block_size=16, kv_cache_specs={"a": SimpleNamespace(sliding_window=None)}),
+            group(block_size=16, kv_cache_specs={"a": SimpleNamespace()}),
+        ]
     )
 
-    assert cache_groups(config, kv_cache) == (CacheGroup(32), CacheGroup(32, 150))
+    assert cache_groups(config, kv_cache) == (
+        CacheGroup(32),
+        CacheGroup(32, 150),
+        CacheGroup(128, by_position=False),
+        CacheGroup(32),
+        CacheGroup(32, by_position=False),
+    )
+
+
+def test_blocks_behind_the_tokens_are_left_out() -> None:
+    """A block that was taken for a token which never came is no part of what was kept."""
+    groups = CacheGroup(16), CacheGroup(32, most_tokens=64), CacheGroup(16, by_position=False)
+    held = [1, 2, 3], [0, 4], [5, 6, 7]
+
+    assert blocks_of_tokens(groups, held, 32) == ([1, 2], [0], [5, 6, 7])
+    assert blocks_of_tokens(groups, held, 33) == ([1, 2, 3], [0, 4], [5, 6, 7])
+    # What nothing is known of stays as it is.
+    assert blocks_of_tokens((), held, 32) == held
 
 
 def test_hits_that_somebody_holds_cost_nothing() -> None:

@@ -72,6 +72,23 @@ def test_every_group_is_cut_from_the_front() -> None:
     assert cut.block_ids == [[1, 2, 3, 4], [101, 102, 103, 104]]
 
 
+@pytest.mark.parametrize(
+    "window",
+    [
+        pytest.param([114, 115, 116, 117, 118, 119], id="its tail"),
+        pytest.param([0] * 3 + list(range(104, 120)), id="all of it, but for what it has passed"),
+        pytest.param(list(range(101, 139)), id="smaller blocks"),
+    ],
+)
+def test_a_windows_blocks_are_not_taken_for_the_first_ones(window: list[int]) -> None:
+    """A prefix that needs fewer blocks than a window kept does not get the window's instead."""
+    handle = params(remote_block_ids=[list(range(1, 20)), window])
+
+    cut = cut_handle(handle, CHAIN, [*HISTORY[:70], 1], CONTEXT, BLOCK)
+
+    assert (cut.outcome, cut.tokens) == (Outcome.SHORT, 0)
+
+
 def test_a_group_that_kept_a_window_fits_the_whole_history_alone() -> None:
     """A sliding window's tail is of no use for a shorter prefix; for the whole one it is kept."""
     handle = params(remote_block_ids=[list(range(1, 20)), [118, 119]])

@@ -9,6 +9,7 @@ import pytest
 from kvplane.client.retention import EndReason, Release
 from kvplane.transfer_params import KEY, LOCAL_ONLY, PREFILL_ONLY, WORD_KEY, TurnMark, Word
 from kvplane_connector.generation_words import SLOTS
+from kvplane_connector.kv_blocks import CacheGroup, KvBlocks
 from kvplane_connector.retentions import NO_EXPIRY, RetentionLedger
 from tests.unit.connector.conftest import NOW, STAGED_TTL, new_scheduler
 
@@ -151,3 +152,30 @@ def test_workers_hear_of_the_word_of_what_they_read(scheduler: Any) -> None:
 
     assert dict(_step(scheduler).words) == {"reads": Word.decode(handle)}
     assert _step(scheduler) is None
+
+
+def test_a_handle_ends_with_the_tokens(
+    connector: Callable[[str], Any], ledger: RetentionLedger
+) -> None:
+    """A block that vLLM took for what a stop cut off is no part of it, in any cache group."""
+    blocks = KvBlocks([CacheGroup(11), CacheGroup(11, most_tokens=40)])
+    scheduler = new_scheduler(connector, ledger, blocks)
+    every, window = list(range(1, 21)), [0] * 15 + list(range(31, 36))
+
+    _, handle = scheduler.request_finished(_turn(), (every, window))
+
+    # 209 tokens.
+    assert handle["remote_block_ids"] == (every[:-1], window[:-1])
+
+
+def test_a_model_with_states_retains_no_turn(
+    connector: Callable[[str], Any], ledger: RetentionLedger
+) -> None:
+    """What a state has taken in cannot be cut to what a proof says."""
+    blocks = KvBlocks([CacheGroup(128), CacheGroup(128, by_position=False)])
+    scheduler = new_scheduler(connector, ledger, blocks)
+
+    retained, handle = scheduler.request_finished(_turn(), ([1, 2], [3]))
+
+    assert (retained, handle) == (False, None)
+    assert scheduler._reqs_not_processed == {"r"}

@@ -16,6 +16,7 @@ from kvplane_connector.versions import (
     rank_of,
     reader_counts,
     reaps_in_order,
+    require_engines_own_memory,
     require_failures_told,
     require_fence,
     require_supported,
@@ -59,6 +60,14 @@ def test_old_vllm_with_several_kinds_of_cache_is_refused(
 
     with nullcontext() if taken else pytest.raises(UnsupportedVllmError, match=r"0\.30 or later"):
         require_failures_told(worker, vllms)
+
+
+def test_copies_in_host_memory_are_refused() -> None:
+    """They lack what an engine generated, and would be read in the place of it."""
+    require_engines_own_memory(SimpleNamespace(use_host_buffer=False))
+
+    with pytest.raises(UnsupportedVllmError, match=r'"kv_buffer_device": "cpu"'):
+        require_engines_own_memory(SimpleNamespace(use_host_buffer=True))
 
 
 def test_reads_are_validated_where_all_that_it_takes_is_there() -> None:

@@ -1,6 +1,7 @@
 """The worker's half on a stand-in for vLLM's: leases, and reads fenced by expiries."""
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -194,3 +195,14 @@ def test_readers_that_cannot_be_are_taken_for_one(worker: Any, readers: int) -> 
 
     assert worker.nixl_wrapper.get_new_notifs() == {"reader": []}
     assert worker.take_news().reads == {"one": 1}
+
+
+def test_an_engine_with_a_host_buffer_does_not_start(
+    connector: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker says so before it keeps or reads anything."""
+    module = connector("worker")
+    monkeypatch.setattr(module.NixlPullConnectorWorker, "use_host_buffer", True)
+
+    with pytest.raises(RuntimeError, match="host buffer"):
+        module.KvplaneWorker(None, "e", None)
