@@ -30,9 +30,15 @@ LEASE_TTL = 120.0
 
 
 @pytest.fixture(autouse=True)
-def long_leases(plane: RecordingPlane, released: None) -> Iterator[None]:
+def long_leases(plane: RecordingPlane, pair: EnginePair, released: None) -> Iterator[None]:
     """All is renewed, for longer than anybody waits here."""
     del released
+    # Engines serve before they register, and then keep the TTL that they are told.
+    plane.wait(
+        lambda: pair.decode.name in {one.engine_id for one in plane.registrations},
+        seconds=30,
+        what="the registration",
+    )
     ttl, renews = plane.lease_ttl, plane.renews
     plane.lease_ttl, plane.renews = LEASE_TTL, lambda _: True
     yield
