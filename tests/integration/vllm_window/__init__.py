@@ -1,0 +1,1 @@
+"""Tests on real engines with little memory, a package apart: one pair lives at a time."""
