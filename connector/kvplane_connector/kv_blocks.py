@@ -106,8 +106,9 @@ def blocks_of_tokens(
 ) -> tuple[Sequence[int], ...]:
     """A request's blocks, of each group, without those behind its first `tokens`.
 
-    vLLM takes blocks for tokens that a stop then cuts off. Readers align at the end, and of a
-    window's blocks, which are not all there, could not tell that there is one too many.
+    With steps in flight vLLM can take one for a token that a stop then cuts off. Readers align at
+    the end, and of a window's blocks, which are not all there, could not tell that there is one too
+    many.
     """
     if len(groups) != len(block_ids):
         return tuple(block_ids)

@@ -75,7 +75,7 @@ def test_the_next_turn_reads_its_history(
 def test_a_history_that_fills_its_last_block_is_read_exactly(
     plane: RecordingPlane, pair: EnginePair
 ) -> None:
-    """vLLM takes a block for a token that the stop cuts off; a window's blocks end before it."""
+    """The token that stops a turn has no KV, and would be the first of a block of its own."""
     session = new_session()
     tokens = 6 * BLOCK
     # A reply of so many tokens, the last of which is the first of its kind and stops it.
