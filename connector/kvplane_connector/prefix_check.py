@@ -12,6 +12,7 @@ from typing import Any
 
 from kvplane.digest import DigestChain, Medium, common_prefix
 from kvplane_connector.read_fence import read_expiry
+from kvplane_connector.usable_handle import are_block_ids
 
 # vLLM's stand-in for blocks that nobody needs, such as those that a window has passed.
 _NO_BLOCK = 0
@@ -68,8 +69,8 @@ def cut_handle(
         return Cut(Outcome.UNPROVED, offered)
     if read_expiry(params.get("remote_blocks_expiry_time")) is None:
         return Cut(Outcome.UNFENCED, offered)
-    groups = params.get("remote_block_ids")
-    if not isinstance(groups, list | tuple) or not _are_block_ids(groups) or block_size <= 0:
+    groups: Any = params.get("remote_block_ids")
+    if not are_block_ids(groups) or block_size <= 0:
         return Cut(Outcome.SHORT, offered)
     shared = min(common_prefix(chain, prompt, context, media), offered)
     if shared == 0:
@@ -100,10 +101,3 @@ def offered_tokens(params: Mapping[str, Any]) -> int:
     """How many tokens a handle says that its blocks hold; 0 if it says nothing of use."""
     value = params.get("remote_num_tokens")
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def _are_block_ids(groups: Sequence[Any]) -> bool:
-    return len(groups) > 0 and all(
-        isinstance(group, list | tuple) and all(isinstance(block, int) for block in group)
-        for group in groups
-    )

@@ -23,6 +23,7 @@ a report's handles and digests is left to the link.
 """
 
 import json
+import math
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -309,8 +310,9 @@ class RetentionLedger:
                     continue
                 held.lease, held.fencing_token = one.lease, one.fencing_token
                 if isinstance(one, Renew):
-                    # Zero is from a plane that does not say it.
-                    held.merit.told = one.worth or None
+                    # Zero is from a plane that does not say it; what is no number sorts nowhere.
+                    told = one.worth
+                    held.merit.told = told if math.isfinite(told) and told > 0 else None
                     self._renew(held, one.ttl, sent_at)
                 elif held.release is None:
                     # A reason that this version does not know is a release all the same.

@@ -4,21 +4,29 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvplane.transfer_params import KEY, WORD_KEY, TurnMark, Word, decode_proof
+from kvplane.transfer_params import WORD_KEY, TurnMark, Word
 from kvplane_connector.engine_facts import compatibility_hash
 from kvplane_connector.generation_words import WordSlots, tables_of
 from kvplane_connector.kv_blocks import CacheGroup, blocks_of_tokens
 from kvplane_connector.load_meter import LoadMeter
-from kvplane_connector.prefix_check import Cut, Outcome, cut_handle, offered_tokens
+from kvplane_connector.offered_handles import OfferedHandles, is_fenced
+from kvplane_connector.prefix_check import Outcome
 from kvplane_connector.pressure import MemoryPressure
-from kvplane_connector.read_fence import read_expiry
 from kvplane_connector.read_stats import ReadStats
 from kvplane_connector.request_context import LeadingTokens, context_for, is_provable, media_of
 from kvplane_connector.retentions import NO_EXPIRY, RetainedTurn, RetentionLedger
 from kvplane_connector.side_channel import listen_on
 from kvplane_connector.step_orders import ATTRIBUTE, StepNews, StepOrders
 from kvplane_connector.step_rest import StepRest
-from kvplane_connector.turn_marks import usable_mark
+from kvplane_connector.turn_marks import fits_text, usable_mark
+from kvplane_connector.usable_handle import (
+    CHECKED,
+    READ_DONE,
+    NeededBlocks,
+    drop_handle,
+    forget_notes,
+    is_usable,
+)
 from kvplane_connector.vllm_names import (
     NixlConnectorMetadata,
     NixlPullConnectorScheduler,
@@ -30,11 +38,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# engine.proto's limit for a retention's id; vLLM's ids hold the client's X-Request-Id.
-_LONGEST_ID = 512
-# Our note in a request's parameters, beside vLLM's own.
-_CHECKED = "_kvplane_checked"
-_READ_DONE = "_remote_blocks_processed"
+# Characters of an id that is logged because it is too long.
+_SHOWN = 128
 _EXPIRY = "remote_blocks_expiry_time"
 
 
@@ -82,7 +87,10 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         if self._holds_states:
             _log.warning("No turns are retained: the model keeps states, and not tokens' KV alone.")
         self._keep: set[str] = set()
-        self._stats: ReadStats | None = None
+        self._offered = OfferedHandles(
+            needed=NeededBlocks(groups, self.blocks_per_sw, block_size=self.block_size),
+            block_size=self.block_size,
+        )
         self._slots: WordSlots | None = None
         self._lacked_word = False
         self._reads: dict[str, Word] = {}
@@ -101,9 +109,15 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
             )
 
     def on_new_request(self, request: Any) -> None:
-        """See vLLM."""
+        """See vLLM. Drops what was sent in place of a handle, or of notes of ours."""
         self._load.arrived(request.request_id)
-        self._pressure.arrived(request.request_id, usable_mark(request.kv_transfer_params))
+        params = request.kv_transfer_params
+        self._pressure.arrived(request.request_id, usable_mark(params))
+        if params:
+            forget_notes(params)
+            if not self._is_usable(request, params):
+                drop_handle(params)
+                _log.warning("%s is computed: its handle is not one", request.request_id)
         super().on_new_request(request)
 
     def get_num_new_matched_tokens(
@@ -112,19 +126,19 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         """See vLLM. Offers of a prefill leg's handle only what its blocks provably hold."""
         self._pressure.asked(request, num_computed_tokens)
         params = request.kv_transfer_params
-        if params and params.get("do_remote_prefill") and not _is_fenced(params):
-            if _CHECKED not in params:
-                params[_CHECKED] = True
+        if params and params.get("do_remote_prefill") and not is_fenced(params):
+            if CHECKED not in params:
+                params[CHECKED] = True
                 _log.warning("%s is computed: %s", request.request_id, Outcome.UNFENCED.value)
             # vLLM then tells the owner, as after a read, that the blocks are not needed.
             return 0, False
         if params and params.get("do_remote_decode"):
-            if params.get(_READ_DONE):
+            if params.get(READ_DONE):
                 # The read failed, or the request was preempted after it. vLLM would offer the
                 # blocks again, never read them, and leave the request waiting for ever.
                 return 0, False
-            if params.get("remote_block_ids") and _CHECKED not in params:
-                self._cut(request, params)
+            if params.get("remote_block_ids") and CHECKED not in params:
+                self._offered.cut(request, params)
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -139,7 +153,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
                 # would then have no expiry and stay for good.
                 self._reqs_in_batch.add(request.request_id)
             if params.get("do_remote_decode"):
-                if num_external_tokens == 0 and not params.get(_READ_DONE):
+                if num_external_tokens == 0 and not params.get(READ_DONE):
                     # Nothing is read, so the owner is not to be told of a read.
                     params["remote_block_ids"] = None
             elif usable_mark(params) is not None:
@@ -305,44 +319,19 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         self._ledger.begin(turn)
         self._notify()
 
-    def _cut(self, request: Any, params: dict[str, Any]) -> None:
-        params[_CHECKED] = True
-        if not is_provable(request):
-            cut = Cut(Outcome.UNPROVABLE, offered_tokens(params))
-        else:
-            chain = decode_proof(params)
-            cut = cut_handle(
-                params,
-                chain,
-                request.prompt_token_ids,
-                context_for(request),
-                _block_size(params, self.block_size),
-                media_of(request),
-            )
-        if cut.tokens:
-            params["remote_block_ids"] = cut.block_ids
-            params["remote_num_tokens"] = cut.tokens
-        else:
-            params["remote_block_ids"] = None
-        self._count(cut)
-        if cut.outcome is not Outcome.WHOLE:
-            _log.info(
-                "%s may read %d of %d tokens: %s",
-                request.request_id,
-                cut.tokens,
-                cut.offered,
-                cut.outcome.value,
-            )
-
     def take_stats(self) -> ReadStats | None:
         """What became of handles since the last call; None if none came."""
-        stats, self._stats = self._stats, None
-        return stats
+        return self._offered.take_stats()
 
-    def _count(self, cut: Cut) -> None:
-        if self._stats is None:
-            self._stats = ReadStats()
-        self._stats.record_handle(cut.outcome.label, offered=cut.offered, tokens=cut.tokens)
+    def _is_usable(self, request: Any, params: dict[str, Any]) -> bool:
+        if not is_usable(params):
+            return False
+        if not params.get("do_remote_prefill") or not params.get("remote_block_ids"):
+            # What a prefill leg may read is seen when it is asked for.
+            return True
+        # Of a model that keeps states vLLM has the last token of a prompt computed anew.
+        tokens = len(request.prompt_token_ids or ()) - self._holds_states
+        return self._offered.holds(params, tokens)
 
     def _notify(self) -> None:
         if self._link is not None:
@@ -351,11 +340,11 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
 
 def _is_reportable(request: Any) -> bool:
     """Whether the plane can hear of a turn, and readers can know what its blocks hold."""
-    if is_provable(request) and len(request.request_id) <= _LONGEST_ID:
+    if is_provable(request) and fits_text(request.request_id):
         return True
     _log.warning(
-        "%s is not retained: its prompt is not tokens alone, or its id too long",
-        request.request_id[:_LONGEST_ID],
+        "%r is not retained: its prompt is not tokens alone, or its id cannot be reported",
+        request.request_id[:_SHOWN],
     )
     return False
 
@@ -365,15 +354,3 @@ def _distinct(block_ids: Sequence[Sequence[int]]) -> frozenset[int]:
     blocks = frozenset[int]().union(*block_ids)
     # Block 0 is vLLM's stand-in for blocks outside a window.
     return blocks - {0} if 0 in blocks else blocks
-
-
-def _is_fenced(params: Mapping[str, Any]) -> bool:
-    """Whether a decode leg's handle names blocks, and says until when they are kept."""
-    return bool(params.get("remote_block_ids")) and read_expiry(params.get(_EXPIRY)) is not None
-
-
-def _block_size(params: Mapping[str, Any], own: int) -> int:
-    """Tokens per block at the owner, which its proof says; else our own."""
-    proof = params.get(KEY)
-    told = proof.get("block_size") if isinstance(proof, Mapping) else None
-    return told if isinstance(told, int) and told > 0 else own

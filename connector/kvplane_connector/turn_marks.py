@@ -5,7 +5,7 @@ from typing import Any
 
 from kvplane.transfer_params import TurnMark
 
-# The contract's limits, session.proto; a frame that breaks them would be refused as a whole.
+# The limits of session.proto and engine.proto; a frame that breaks them is refused as a whole.
 _TENANT_BYTES = 256
 _TEXT_BYTES = 512
 
@@ -23,6 +23,14 @@ def usable_mark(params: Mapping[str, Any] | None) -> TurnMark | None:
         for text in (mark.model, mark.adapter, mark.session_id, mark.decision_id)
     )
     return mark if fits and len(mark.message_digest) <= _TEXT_BYTES else None
+
+
+def fits_text(text: str) -> bool:
+    """Whether the plane's messages can carry a text, such as a retention's id.
+
+    vLLM's ids hold the client's X-Request-Id.
+    """
+    return _fits(text, _TEXT_BYTES)
 
 
 def _fits(text: str, limit: int) -> bool:

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 LANDING_WORDS = 1024
 # A word is mostly there sooner; one that is not is looked for in the next step.
 _PATIENCE = 200e-6
+# A rank has one table; handles come with requests, and may say anything.
+_MOST_TABLES = 4
 _ALL_ONES = (1 << 64) - 1
 
 
@@ -205,6 +207,12 @@ class ValidatedReads:
         # Beside vLLM's own, whose keys are ranks.
         key = ("kvplane", source.rank, place.table, word.slots)
         if key not in prepared:
+            # They are released with the engine alone.
+            if (
+                sum(one[:2] == key[:2] for one in prepared if isinstance(one, tuple))
+                >= _MOST_TABLES
+            ):
+                raise ValueError(f"one table too many is said to be rank {source.rank}'s")
             prepared[key] = self._list_of(source.agent, place.table, word.slots)
         index = self._free[-1]
         # Nothing that fails to arrive can be taken for the value.

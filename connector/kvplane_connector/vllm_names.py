@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         side_channel_host: str
         side_channel_port: int
         decoder_kv_blocks_ttl: float
+        blocks_per_sw: list[int]
         _reqs_need_send: dict[str, float]
         is_bidirectional_kv_xfer_enabled: bool
         _reqs_in_batch: set[str]

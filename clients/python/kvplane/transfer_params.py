@@ -27,8 +27,8 @@ _SESSION_PARTS = 4
 _PLACE_PARTS = 2
 # Largest number in a word, and in its address.
 _MOST = (1 << 64) - 1
-# A table longer than this is nobody's.
-_MOST_SLOTS = 1 << 20
+# A table longer than this is nobody's, and readers prepare all of it.
+_MOST_SLOTS = 1 << 12
 
 # What a prefill engine is sent when it has nothing to read: keep the blocks for a decode engine.
 PREFILL_ONLY: Mapping[str, Any] = {

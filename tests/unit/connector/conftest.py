@@ -178,6 +178,8 @@ class VllmScheduler:
     side_channel_host = "127.0.0.1"
     side_channel_port = 5600
     is_bidirectional_kv_xfer_enabled = True
+    # One group, of full attention.
+    blocks_per_sw = (0,)
 
     def __init__(self, *_: Any) -> None:
         self.decoder_kv_blocks_ttl = STOCK_TTL

@@ -6,6 +6,7 @@ import pytest
 
 from kvplane.transfer_params import WORD_KEY, Word, WordPlace
 from kvplane_connector.generation_words import (
+    SLOTS,
     WordMemory,
     WordSlots,
     WordTable,
@@ -167,6 +168,7 @@ def _broken(**changed: Any) -> dict[str, Any]:
         _broken(slot=-1),
         _broken(slot=True),
         _broken(slots=1 << 40),
+        _broken(slots=SLOTS + 1),
         _broken(ranks={}),
         _broken(ranks={"0": ["0x10", "0x5"]}),
         _broken(ranks={"0-0": ["0x10"]}),

@@ -1,5 +1,8 @@
 import json
+import math
 from typing import Any
+
+import pytest
 
 from kvplane.client.retention import EndReason, Release, Renew, Report, Retention
 from kvplane.digest import common_prefix, context_of
@@ -377,3 +380,16 @@ def test_tokens_are_let_go_once_they_are_digested() -> None:
     assert exported_expiry(first) < exported_expiry(again)
     assert again.retentions[0].tokens == 300
     assert again.retentions[0].digests == first.retentions[0].digests
+
+
+@pytest.mark.parametrize("worth", [math.nan, math.inf, -1.0, 0.0])
+def test_a_worth_that_is_no_number_is_not_taken(worth: float) -> None:
+    """It would sort nowhere; the engine goes by what it knows itself."""
+    book = ledger()
+    book.begin(retained(has_word=True))
+    (before,) = book.candidates(0.0, in_use=()).at_once
+
+    book.apply([Renew("r1", "leases/l1", 1, TTL, worth)], sent_at=100.0)
+
+    (after,) = book.candidates(0.0, in_use=()).at_once
+    assert after.worth == before.worth

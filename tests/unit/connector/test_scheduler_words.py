@@ -179,3 +179,14 @@ def test_a_model_with_states_retains_no_turn(
 
     assert (retained, handle) == (False, None)
     assert scheduler._reqs_not_processed == {"r"}
+
+
+@pytest.mark.parametrize("name", ["ä" * 300, "r" * 513, "half \ud800"])
+def test_a_turn_whose_id_no_message_can_carry_is_not_retained(
+    scheduler: Any, ledger: RetentionLedger, name: str
+) -> None:
+    """Bytes count, and the plane refuses the whole frame: others would be lost with it."""
+    retained, handle = scheduler.request_finished(_turn(name), ([1, 2],))
+
+    assert (retained, handle) == (False, None)
+    assert not ledger.retentions

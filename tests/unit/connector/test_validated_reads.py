@@ -202,3 +202,21 @@ def test_descriptors_are_prepared_once_for_each_rank(
     assert [len(one) for one in nixl.lists] == [LANDING, 8, 8]
     reads.close()
     assert nixl.released_lists == [0]
+
+
+def test_a_rank_has_no_more_tables_than_a_few(
+    nixl: FakeNixl, reads: ValidatedReads, prepared: dict[str, dict[Any, Any]]
+) -> None:
+    """Each costs a list that stays as long as the engine; handles can say any number of them."""
+    verdicts: list[Verdict] = []
+    for number in range(20):
+        table = TABLE + 0x100 * number
+        nixl.words[table + 8 * SLOT] = VALUE
+        reads.began("r", Word(SLOT, 8, {(0, 0): WordPlace(table, VALUE)}), FIRST)
+        verdicts.append(reads.check("r", {}))
+
+    assert verdicts.count(Verdict.ACCEPTED) == 4
+    assert verdicts.count(Verdict.BROKEN) == 16
+    assert len(prepared["owner"]) == 4
+    reads.began("r", WORD, FIRST)
+    assert reads.check("r", {}) is Verdict.ACCEPTED
