@@ -15,8 +15,8 @@ import ctypes
 import mmap
 import secrets
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from kvplane.transfer_params import Word, WordPlace
@@ -27,8 +27,6 @@ BACKENDS = frozenset({"UCX", "LIBFABRIC"})
 # Retentions and staged prompts at once; further ones are fenced by an expiry.
 SLOTS = 4096
 WORD_BYTES = 8
-# A retention can end before its worker hears of its slot: only those of the last steps.
-_MOST_EARLY = 4096
 _MODULUS = 1 << 64
 
 
@@ -84,22 +82,26 @@ class WordTable:
             memory[slot] = self.start
         memory.publish()
         self._slots: dict[str, int] = {}
-        self._early: OrderedDict[str, None] = OrderedDict()
 
     @property
     def address(self) -> int:
         """Where the first word is."""
         return self._memory.address
 
-    def begin(self, slots: Mapping[str, int]) -> None:
-        """These retentions began, each with its slot. To be called before their blocks can go."""
+    def begin(self, slots: Mapping[str, int], *, alive: Container[str]) -> None:
+        """These retentions began, each with its slot. To be called before their blocks can go.
+
+        Args:
+            slots: By retention.
+            alive: Those that are not over. A reader can be done before we hear of the slot; the
+                word of what is not known to be kept changes at once.
+
+        """
         for name, slot in slots.items():
-            if name in self._early:
-                # A reader was done before we heard of the slot.
-                del self._early[name]
-                self._change(slot)
-            else:
+            if name in alive:
                 self._slots[name] = slot
+            else:
+                self._change(slot)
         if slots:
             self._memory.publish()
 
@@ -109,10 +111,6 @@ class WordTable:
             slot = self._slots.pop(name, None)
             if slot is not None:
                 self._change(slot)
-                continue
-            self._early[name] = None
-            if len(self._early) > _MOST_EARLY:
-                self._early.popitem(last=False)
         self._memory.publish()
 
     def end_all(self) -> None:

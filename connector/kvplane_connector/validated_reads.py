@@ -162,9 +162,15 @@ class ValidatedReads:
         read = self._reads.pop(name, None)
         if read is None:
             return
+        self._free.extend(one.index for one in read.fetches[: read.posted])
         for one in read.fetches[read.posted :]:
-            self._nixl.release_xfer_handle(one.transfer)
-        self._free.extend(one.index for one in read.fetches)
+            try:
+                self._nixl.release_xfer_handle(one.transfer)
+            except Exception as error:  # noqa: BLE001 - NIXL's errors have no common class
+                # Its word of ours is not used again: who knows what NIXL still does with it.
+                _log.warning("a word's transfer for %s cannot be released: %r", name, error)
+            else:
+                self._free.append(one.index)
 
     def close(self) -> None:
         """Releases what vLLM does not know of."""

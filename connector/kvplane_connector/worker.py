@@ -112,7 +112,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
             self._kept |= orders.keep
             if self._words is not None and orders.slots:
                 # Before anything is read into blocks that one of these may have given up.
-                self._words.begin(orders.slots)
+                self._words.begin(orders.slots, alive=self._reqs_to_process)
             for name, word in orders.words.items():
                 setattr(metadata.reqs_to_recv[name].remote, _WORD, word)
         super().start_load_kv(metadata)
@@ -185,6 +185,7 @@ class KvplaneWorker(NixlPullConnectorWorker):
         self, transfers: dict[str, list[int]]
     ) -> tuple[set[str], set[str]] | set[str]:
         """See vLLM. What was not kept until it was read has failed: nobody may use or share it."""
+        unseen = self._unseen(transfers) if transfers else ()
         popped = super()._pop_done_transfers(transfers)
         if isinstance(popped, set):
             # vLLM before 0.30 hears of failures by a call for each.
@@ -192,10 +193,31 @@ class KvplaneWorker(NixlPullConnectorWorker):
                 self._handle_failed_transfer(name, None)
             return popped
         done, failed = popped
+        for name in done.intersection(unseen) - failed:
+            _log.error("Refusing what was read for %s: its word was not asked for.", name)
+            failed.add(name)
         if self._reads is not None and self._reads.names:
             for name in self._reads.names & done:
                 self._look_at(self._reads, name, transfers, done, failed)
         return done, failed | self._ended_late(done - failed)
+
+    def _unseen(self, transfers: Mapping[str, list[int]]) -> list[str]:
+        """Requests with a word that read in a way which passed `_make_data_transfer` by.
+
+        None that we know of. One that a new vLLM adds is to cost time, and not to go unvalidated.
+        """
+        if self._reads is None:
+            return []
+        known = self._reads.names
+        return [
+            name
+            for name, under_way in transfers.items()
+            if under_way
+            and name not in known
+            # Of a read that failed in part the rest is waited for.
+            and name not in self._recv_failures
+            and self._word_of(self._recving_metadata.get(name)) is not None
+        ]
 
     def _look_at(
         self,

@@ -91,6 +91,7 @@ class FakeNixl:
         return made.state
 
     def release_xfer_handle(self, made: Transfer) -> None:
+        self._may("release")
         made.released = True
 
     def send_notif(self, agent: str, notif_msg: bytes) -> None:

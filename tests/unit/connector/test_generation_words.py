@@ -15,6 +15,7 @@ from kvplane_connector.generation_words import (
 
 START = (1 << 64) - 2
 ADDRESS = 0x7F00_0000_1000
+ALL = frozenset({"one", "two", "three", "a", "b", "c"})
 
 
 def slots(count: int = 2) -> WordSlots:
@@ -35,7 +36,7 @@ def test_words_lie_where_their_address_says() -> None:
     """Others read them by address, eight bytes each, in the machine's order."""
     made, memory = table()
 
-    made.begin({"one": 1})
+    made.begin({"one": 1}, alive=ALL)
     made.end(["one"])
 
     seen = (ctypes.c_uint64 * 2).from_address(made.address)
@@ -55,13 +56,13 @@ def test_words_begin_at_a_number_that_nobody_can_guess() -> None:
 def test_a_word_changes_when_its_retention_is_over() -> None:
     """That of another does not, nor a second time, and numbers past the largest go on at zero."""
     made, memory = table()
-    made.begin({"one": 0, "two": 1})
+    made.begin({"one": 0, "two": 1}, alive=ALL)
 
     made.end(["one", "unknown"])
     made.end(["one"])
     assert [memory[0], memory[1]] == [START + 1, START]
 
-    made.begin({"three": 0})
+    made.begin({"three": 0}, alive=ALL)
     made.end(["three"])
     assert [memory[0], memory[1]] == [0, START]
 
@@ -70,8 +71,8 @@ def test_a_retention_that_ended_before_its_slot_was_known_changes_it_at_once() -
     """Readers can be done before the worker hears of what it keeps; the word is never left."""
     made, memory = table()
 
-    made.end(["early"])
-    made.begin({"early": 0, "other": 1})
+    made.end(["early", *(f"without a word {number}" for number in range(5000))])
+    made.begin({"early": 0, "other": 1}, alive={"other"})
 
     assert [memory[0], memory[1]] == [START + 1, START]
     made.end(["early"])
@@ -81,7 +82,7 @@ def test_a_retention_that_ended_before_its_slot_was_known_changes_it_at_once() -
 def test_at_the_end_of_the_engine_every_word_changes() -> None:
     """Memory that goes away with the process was promised by none of its words."""
     made, memory = table()
-    made.begin({"one": 0})
+    made.begin({"one": 0}, alive=ALL)
 
     made.end_all()
 
@@ -95,7 +96,7 @@ def test_a_handle_names_the_value_that_the_worker_has() -> None:
 
     for turn in ("a", "b", "c"):
         word = book.take(turn)
-        made.begin(book.take_news())
+        made.begin(book.take_news(), alive=ALL)
         assert values(word)[0] == memory[0]
         made.end([turn])
         assert values(word)[0] != memory[0]

@@ -188,6 +188,23 @@ def test_a_word_is_prepared_with_its_data_and_not_asked_for(
     assert reads.free_words == LANDING
 
 
+def test_a_transfer_that_nixl_does_not_release_ends_no_step(
+    nixl: FakeNixl, reads: ValidatedReads
+) -> None:
+    """What it would land in is not used again; the others of the same read are."""
+    reads.began("r", WORD, FIRST)
+    nixl.fails = {"release"}
+
+    reads.forget("r")
+
+    assert not reads.names
+    assert reads.free_words == LANDING - 1
+    nixl.fails = set()
+    reads.began("next", WORD, FIRST)
+    assert reads.check("next", {}) is Verdict.ACCEPTED
+    assert reads.free_words == LANDING - 1
+
+
 def test_descriptors_are_prepared_once_for_each_rank(
     nixl: FakeNixl, reads: ValidatedReads, prepared: dict[str, dict[Any, Any]]
 ) -> None:

@@ -35,6 +35,8 @@ def _step(
 ) -> None:
     names = orders.get("words", {})
     made = sys.modules["kvplane_connector.step_orders"].StepOrders(**orders)
+    # They were in a batch before they finished.
+    worker._reqs_to_process |= set(send or {})
     for name in names:
         worker._recving_metadata[name] = SimpleNamespace(
             local_physical_block_ids=([1, 2],),
@@ -200,6 +202,44 @@ def test_words_that_nixl_cannot_fetch_fail_the_request_at_once(worker: Any) -> N
     assert worker.get_transfer_results().failed_recving == {"r"}
 
     assert worker.failed == [("r", None)]
+
+
+def test_a_read_whose_word_nobody_asks_for_has_failed(
+    worker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A vLLM that reads in another way as well recomputes, and does not use what it read."""
+    _step(worker, words={"r": WORD, "empty": WORD})
+    data = worker.nixl_wrapper.make_prepped_xfer(
+        "READ", worker.data_list, [0], worker.data_list, [0]
+    )
+    worker.nixl_wrapper.transfer(data)
+    # Nothing of the second falls to this rank.
+    worker._recving_transfers.update({"r": [data], "empty": []})
+
+    results = worker.get_transfer_results()
+
+    assert results.finished_recving == {"r", "empty"}
+    assert results.failed_recving == {"r"}
+    assert "its word was not asked for" in caplog.text
+
+
+def test_a_read_that_fails_in_part_is_waited_for(worker: Any) -> None:
+    """Its rest is no read that passed by the words."""
+    worker.nixl_wrapper.ends = _slow(lambda _: True)
+    _read(worker)
+    first = worker._recving_transfers["r"][0]
+    worker._recving_transfers["r"].append(
+        worker.nixl_wrapper.make_prepped_xfer("READ", worker.data_list, [0], worker.data_list, [0])
+    )
+    worker.nixl_wrapper.transfer(worker._recving_transfers["r"][1])
+    first.state = "ERR"
+    assert worker.get_transfer_results().finished_recving == set()
+
+    worker.nixl_wrapper.ends = lambda _: "DONE"
+
+    results = worker.get_transfer_results()
+    assert results.finished_recving == results.failed_recving == {"r"}
+    assert not worker._reads.names
 
 
 def test_a_read_without_a_word_is_fenced_as_ever(worker: Any) -> None:
