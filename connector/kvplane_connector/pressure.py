@@ -27,9 +27,11 @@ _log = logging.getLogger(__name__)
 # Part of the pool that is freed beyond what is needed, so that small needs do not come in a row.
 _HEADROOM = 0.03
 # Steps for which a request may get no blocks although enough seem free. vLLM may reserve blocks
-# for reasons of its own; from then on more and more are freed, by this part of the pool.
+# for reasons of its own; from then on more and more are freed, by this part of the pool, up to
+# the most that it is believed to reserve: who gets none with that much free lacks something else.
 _PATIENCE = 8
-_MORE = 1 / 16
+_MORE = 1 / 32
+_MOST_RESERVED = 1 / 8
 # Steps within which what was released is back, or never: it then counts no longer as on its way.
 _ON_THE_WAY = 64
 # Seconds until a choice that found too little is made again if nothing seems to have changed.
@@ -176,7 +178,8 @@ class MemoryPressure:
             self._refused = 0
         elif not self._ledger.is_freeing:
             self._refused += 1
-            short = round((self._refused - _PATIENCE) * _MORE * self._blocks.total)
+            more = round((self._refused - _PATIENCE) * _MORE * self._blocks.total)
+            short = min(more, short + round(_MOST_RESERVED * self._blocks.total))
         return short
 
     def _reclaim(self, short: int, *, partly: bool, hits: frozenset[int] = frozenset()) -> bool:

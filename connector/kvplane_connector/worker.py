@@ -116,6 +116,9 @@ class KvplaneWorker(NixlPullConnectorWorker):
             for name, word in orders.words.items():
                 setattr(metadata.reqs_to_recv[name].remote, _WORD, word)
         super().start_load_kv(metadata)
+        if isinstance(orders, StepOrders) and orders.keep:
+            # What vLLM took no note of, this rank serves to nobody (a copy of another's KV).
+            self._kept -= orders.keep - self._reqs_to_process
         if isinstance(orders, StepOrders) and orders.deadlines:
             # The scheduler may run on another host, whose clock starts elsewhere.
             self._set_deadlines(orders.deadlines, clock_ahead(metadata, self._clock.now()))

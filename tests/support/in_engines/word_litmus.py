@@ -42,7 +42,7 @@ def own(pipe: Any, order: str) -> None:
     writing = 0
     while not pipe.poll():
         writing += 1
-        table.begin({"it": 0})
+        table.begin({"it": 0}, alive={"it"})
         if order != "late":
             table.end(["it"])
         data.fill(writing)

@@ -71,12 +71,14 @@ class VllmWorker:
         failed: What ours told of failures.
         sent: Requests whose blocks are not needed any more, for the next step.
         data_list: Prepared descriptors of data.
+        serves_nothing: Whether another rank has the same KV, and is read from in its stead.
 
     """
 
     data_list = 0
     is_shut_down = False
     use_host_buffer = False
+    serves_nothing = False
 
     def __init__(self, *_: Any) -> None:
         self.nixl_wrapper = FakeNixl()
@@ -103,8 +105,12 @@ class VllmWorker:
         self.xfer_handshake_metadata = VllmPayload("hash", b"meta")
 
     def start_load_kv(self, metadata: Any) -> None:
-        self._reqs_to_process |= set(metadata.reqs_to_send)
-        self._reqs_to_send.update(metadata.reqs_to_send)
+        if self.serves_nothing:
+            return
+        self._reqs_to_process |= set(metadata.reqs_in_batch)
+        self._reqs_to_process -= set(metadata.reqs_not_processed)
+        for name in metadata.reqs_to_send.keys() & self._reqs_to_process:
+            self._reqs_to_send[name] = metadata.reqs_to_send[name]
 
     def _read_blocks(self, *, request_id: str, **_: Any) -> bool:
         # One descriptor stands for all of the data.

@@ -212,14 +212,40 @@ async def test_without_words_memory_comes_back_at_the_promised_expiry() -> None:
 def test_more_is_freed_where_vllm_refuses_what_seems_enough() -> None:
     """vLLM may reserve blocks for reasons of its own: a request does not wait for a lease's end."""
     loop = StepLoop(100)
-    loop.retain(*(f"t{number}" for number in range(5)), tokens=blocks(10))
-    loop.refuses = lambda _: loop.blocks.free < 90
-    loop.add("new", blocks(10))
+    loop.retain(*(f"t{number}" for number in range(8)), tokens=blocks(10))
+    loop.refuses = lambda _: loop.blocks.free < 30
+    loop.add("new", blocks(20))
 
     for _ in range(100):
         loop.step()
 
     assert not loop.waiting
+    assert list(loop.ended) == ["t0"]
+
+
+def test_nothing_is_freed_for_a_request_that_lacks_something_else() -> None:
+    """Budgets of vLLM's other than blocks may hold it up with many blocks free."""
+    loop = StepLoop(100)
+    loop.retain(*(f"t{number}" for number in range(6)), tokens=blocks(10))
+    loop.refuses = lambda _: True
+    loop.add("new", blocks(10))
+
+    for _ in range(200):
+        loop.step()
+
+    assert loop.ended == {}
+
+
+def test_what_is_freed_for_reasons_that_are_not_known_has_an_end() -> None:
+    """However long a request is refused, most of what is retained stays."""
+    loop = full_loop()
+    loop.refuses = lambda _: True
+    loop.add("new", blocks(20))
+
+    for _ in range(200):
+        loop.step()
+
+    assert 2 <= len(loop.ended) <= 4
 
 
 SCRIPT = st.lists(

@@ -74,6 +74,7 @@ def _step(
     worker.start_load_kv(
         SimpleNamespace(
             reqs_to_send=send or {},
+            reqs_in_batch={*(send or {}), *orders.get("keep", ())},
             reqs_not_processed=aborted,
             scheduler_clock=0.0,
             kvplane=made,
@@ -143,8 +144,6 @@ def test_what_vllm_ended_itself_is_not_ended_again(worker: Any) -> None:
 
 def test_a_read_before_the_retention_begins_does_not_consume_it(worker: Any) -> None:
     """With steps in flight a notice may come before the step that says until when to keep."""
-    # As vLLM does with each request of a batch.
-    worker._reqs_to_process.add("one")
     _step(worker, keep={"one"})
     worker._all_notifs = lambda: {"reader": [b"one:1"]}
 
@@ -162,7 +161,9 @@ def test_deadlines_are_set_by_a_scheduler_that_does_not_tell_its_clock(worker: A
     made = sys.modules["kvplane_connector.step_orders"].StepOrders(deadlines={"one": 40.0})
     _step(worker, {"one": 30.0}, keep={"one"})
 
-    worker.start_load_kv(SimpleNamespace(reqs_to_send={}, reqs_not_processed=(), kvplane=made))
+    worker.start_load_kv(
+        SimpleNamespace(reqs_to_send={}, reqs_in_batch=(), reqs_not_processed=(), kvplane=made)
+    )
 
     assert worker._reqs_to_send == {"one": 40.0}
 
@@ -206,3 +207,12 @@ def test_an_engine_with_a_host_buffer_does_not_start(
 
     with pytest.raises(RuntimeError, match="host buffer"):
         module.KvplaneWorker(None, "e", None)
+
+
+def test_a_rank_that_serves_nothing_keeps_account_of_nothing(worker: Any) -> None:
+    """Where ranks have the same KV the first one serves it; the others would only gather."""
+    worker.serves_nothing = True
+    for number in range(5):
+        _step(worker, {f"r{number}": 30.0}, keep={f"r{number}"})
+
+    assert not worker._kept

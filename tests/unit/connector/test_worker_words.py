@@ -35,8 +35,6 @@ def _step(
 ) -> None:
     names = orders.get("words", {})
     made = sys.modules["kvplane_connector.step_orders"].StepOrders(**orders)
-    # They were in a batch before they finished.
-    worker._reqs_to_process |= set(send or {})
     for name in names:
         worker._recving_metadata[name] = SimpleNamespace(
             local_physical_block_ids=([1, 2],),
@@ -45,6 +43,7 @@ def _step(
     worker.start_load_kv(
         SimpleNamespace(
             reqs_to_send=send or {},
+            reqs_in_batch=orders.get("keep", set()),
             reqs_not_processed=(),
             reqs_to_recv={name: worker._recving_metadata[name] for name in names},
             scheduler_clock=0.0,
@@ -84,7 +83,9 @@ def test_a_word_changes_before_the_end_of_its_retention_is_told(worker: Any) -> 
     """Whatever ends it: a reader that consumes, an order, its expiry."""
     words = _words(worker)
     slots = {"read": 0, "released": 1, "expired": 2, "stays": 3}
-    _step(worker, dict.fromkeys(slots, 30.0), keep=set(slots) - {"read"}, slots=slots)
+    worker._reqs_to_process.add("read")
+    _step(worker, keep=set(slots) - {"read"})
+    _step(worker, dict.fromkeys(slots, 30.0), slots=slots)
     assert worker.get_transfer_results().finished_sending == set()
     worker.sent = {"read"}
     _step(worker, release={"released"}, deadlines={"expired": -1.0})
