@@ -14,29 +14,42 @@ class LoadMeter:
     def __init__(self, blocks: KvBlocks) -> None:
         self._blocks = blocks
         self._present: set[str] = set()
-        self._scheduled = 0
+        # Those of them that have no blocks. A request that waits for its read has some.
+        self._unplaced: set[str] = set()
 
     def arrived(self, request_id: str) -> None:
         """A request came in."""
         self._present.add(request_id)
+        self._unplaced.add(request_id)
+
+    def asked(self, request_id: str) -> None:
+        """A request is the next to get blocks: it is new, or lost those that it had."""
+        if request_id in self._present:
+            self._unplaced.add(request_id)
+
+    def placed(self, request_id: str) -> None:
+        """A request got its blocks."""
+        self._unplaced.discard(request_id)
 
     def left(self, request_id: str) -> None:
         """A request finished, or was given up."""
         self._present.discard(request_id)
+        self._unplaced.discard(request_id)
 
-    def scheduled(self, requests: int) -> None:
-        """A step was put together with this many requests."""
-        self._scheduled = requests
+    @property
+    def present_requests(self) -> int:
+        """Requests that are there, whatever they wait for."""
+        return len(self._present)
 
     @property
     def running_requests(self) -> int:
-        """Requests in the last step that are still there."""
-        return min(self._scheduled, len(self._present))
+        """Requests that have blocks, also while they wait for a read."""
+        return max(len(self._present) - len(self._unplaced), 0)
 
     @property
     def waiting_requests(self) -> int:
-        """Requests that were not in the last step."""
-        return len(self._present) - self.running_requests
+        """Requests that have no blocks."""
+        return len(self._unplaced)
 
     @property
     def total_blocks(self) -> int:

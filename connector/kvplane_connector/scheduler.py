@@ -124,6 +124,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
         """See vLLM. Offers of a prefill leg's handle only what its blocks provably hold."""
+        self._load.asked(request.request_id)
         self._pressure.asked(request, num_computed_tokens)
         params = request.kv_transfer_params
         if params and params.get("do_remote_prefill") and not is_fenced(params):
@@ -143,6 +144,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See vLLM."""
+        self._load.placed(request.request_id)
         self._pressure.placed(request)
         params = request.kv_transfer_params
         if params:
@@ -163,7 +165,6 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
     def build_connector_meta(self, scheduler_output: Any) -> NixlConnectorMetadata:
         """See vLLM. The only work of each step: looks at whether there is something to say."""
         meta = super().build_connector_meta(scheduler_output)
-        self._load.scheduled(len(scheduler_output.num_scheduled_tokens))
         self._pressure.relieve(scheduler_output.num_scheduled_tokens)
         deadlines = self._ledger.take_orders()
         release = self._ledger.take_releases()
@@ -173,7 +174,7 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
             quiet = (
                 not scheduler_output.num_scheduled_tokens
                 and not scheduler_output.finished_req_ids
-                and not self._load.waiting_requests
+                and not self._load.present_requests
                 and not (deadlines or release or slots or self._keep or self._reads)
                 and not (meta.reqs_to_send or meta.reqs_to_recv or meta.reqs_not_processed)
             )

@@ -36,7 +36,7 @@ class CheckedAnswers:
         self.promises = promises
         self.clock = clock
         self.largest_token = largest_token
-        # Since when an engine's reports have told of waiting requests, and of nothing running.
+        # Since when an engine's reports have told of waiting requests, and of retentions alone.
         self._waiting: dict[str, float] = {}
         self._stuck: dict[str, float] = {}
 
@@ -198,7 +198,10 @@ class CheckedAnswers:
         waits = load.waiting_requests > 0
         for since, so in (
             (self._waiting, waits),
-            (self._stuck, waits and load.running_requests == 0),
+            (
+                self._stuck,
+                waits and load.running_requests == 0 and load.used_blocks == load.retained_blocks,
+            ),
         ):
             if so:
                 since.setdefault(engine_id, self.now())

@@ -74,12 +74,14 @@ def few_blocks(holdings: Iterable[Holding], *, total_blocks: int, share: float) 
 def lacks_blocks(load: EngineLoad, *, total_blocks: int, few_blocks: float) -> bool:
     """Whether requests seem to wait for KV blocks.
 
-    They do if few are free. If nothing runs, they do however many are free: requests need
-    different numbers, and nothing else is in their way for long.
+    They do if few are free. If retentions alone take blocks, they do however many are free:
+    requests need different numbers, and nothing else is in their way. A request that reads from
+    another engine computes nothing, but has its blocks.
     """
     if load.waiting_requests < 1:
         return False
-    return load.running_requests < 1 or total_blocks - load.used_blocks < few_blocks
+    only_retained = load.running_requests < 1 and load.used_blocks <= load.retained_blocks
+    return only_retained or total_blocks - load.used_blocks < few_blocks
 
 
 def leases_to_give_up(holdings: Iterable[Holding], *, blocks: float) -> AbstractSet[str]:

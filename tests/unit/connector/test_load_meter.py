@@ -4,17 +4,31 @@ from kvplane_connector.kv_blocks import KvBlocks
 from kvplane_connector.load_meter import LoadMeter
 
 
-def test_requests_are_running_or_waiting() -> None:
-    """Those in the last step run, the others wait; who left counts no more."""
+def test_requests_run_once_they_have_blocks() -> None:
+    """Whether they compute or wait for a read; those without blocks wait, and who left is gone."""
     load = LoadMeter(KvBlocks())
     for name in ("a", "b", "c"):
         load.arrived(name)
-    load.scheduled(2)
+        load.asked(name)
+    load.placed("a")
+    load.placed("b")
 
-    assert (load.running_requests, load.waiting_requests) == (2, 1)
+    assert (load.running_requests, load.waiting_requests, load.present_requests) == (2, 1, 3)
     for name in ("a", "b", "c"):
         load.left(name)
-    assert (load.running_requests, load.waiting_requests) == (0, 0)
+    assert (load.running_requests, load.waiting_requests, load.present_requests) == (0, 0, 0)
+
+
+def test_a_request_that_lost_its_blocks_waits_again() -> None:
+    """vLLM asks about it once more; about one that has left it changes nothing."""
+    load = LoadMeter(KvBlocks())
+    load.arrived("a")
+    load.placed("a")
+
+    load.asked("a")
+    load.asked("gone")
+
+    assert (load.running_requests, load.waiting_requests) == (0, 1)
 
 
 def test_the_null_block_is_not_counted() -> None:

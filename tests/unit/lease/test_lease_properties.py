@@ -31,6 +31,7 @@ STOCK = "s0"
 JUMPS = (0.125, 1.0, 5.0, 5.0, 10.0, 10.0, 15.0, 30.0, 35.0, 35.0, 120.0, 300.0, 1000.0)
 LOADS = (
     EngineLoad(running_requests=1),
+    EngineLoad(waiting_requests=1, used_blocks=500, retained_blocks=500),
     EngineLoad(waiting_requests=1, used_blocks=500),
     EngineLoad(running_requests=1, waiting_requests=1, used_blocks=990),
 )

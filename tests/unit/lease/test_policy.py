@@ -69,7 +69,9 @@ def test_without_budget_nothing_is_kept() -> None:
         (EngineLoad(running_requests=3, waiting_requests=1, used_blocks=91), True),
         (EngineLoad(running_requests=3, waiting_requests=1, used_blocks=90), False),
         (EngineLoad(running_requests=3, waiting_requests=0, used_blocks=100), False),
-        (EngineLoad(running_requests=0, waiting_requests=1, used_blocks=30), True),
+        (EngineLoad(waiting_requests=1, used_blocks=30, retained_blocks=30), True),
+        (EngineLoad(waiting_requests=1, used_blocks=30, retained_blocks=24), False),
+        (EngineLoad(waiting_requests=1, used_blocks=95, retained_blocks=24), True),
         (EngineLoad(running_requests=0, waiting_requests=0, used_blocks=95), False),
     ],
 )

@@ -135,3 +135,31 @@ async def test_another_engines_pressure_is_its_own() -> None:
     answer = await one.plane.report(other, held())
 
     assert [each.renew for each in answer.directives] == [30.0]
+
+
+async def test_a_slow_read_is_no_pressure() -> None:
+    """Nothing runs and one request waits, but it has blocks: leases are renewed as ever."""
+    one = await deployment()
+    for name in one.leases:
+        await one.claim(name)
+    reading = EngineLoad(waiting_requests=1, used_blocks=30, retained_blocks=24, retentions=3)
+    await one.beat(reading)
+
+    directives = await one.beat(reading, after=9.0)
+
+    assert {name: each.renew for name, each in directives.items()} == {
+        "r0": 30.0,
+        "r1": 30.0,
+        "r2": 30.0,
+    }
+
+
+async def test_a_request_that_retentions_alone_keep_out_is_pressure() -> None:
+    """It needs more than is free, however much that is: nothing is renewed."""
+    one = await deployment()
+    for name in one.leases:
+        await one.claim(name)
+    kept_out = EngineLoad(waiting_requests=1, used_blocks=24, retained_blocks=24, retentions=3)
+    await one.beat(kept_out)
+
+    assert await one.beat(kept_out, after=9.0) == {}
