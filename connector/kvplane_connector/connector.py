@@ -15,6 +15,7 @@ from typing import Any
 
 from kvplane_connector.clock import EngineClock
 from kvplane_connector.engine_facts import gather_facts
+from kvplane_connector.engine_stops import heed_stops
 from kvplane_connector.kv_blocks import KvBlocks, cache_groups
 from kvplane_connector.load_meter import LoadMeter
 from kvplane_connector.nixl_backends import choice_of_backends, require_backends
@@ -70,9 +71,11 @@ class KvplaneConnector(NixlPullConnector):
         self.connector_scheduler = None
         self.connector_worker = None
         if role == KVConnectorRole.SCHEDULER:
+            core_class, lockstep_class = engine_core_classes()
+            heed_stops(core_class)
             # Without its progress thread an engine serves reads in steps alone.
             rests = settings.progress_thread and settings.rest_ms > 0
-            if rests and rest_between_steps(*engine_core_classes()):
+            if rests and rest_between_steps(core_class, lockstep_class):
                 self.step_rest = StepRest(settings.rest_ms / 1000)
             self._scheduler = self._build_scheduler(vllm_config, kv_cache_config, settings)
             self.connector_scheduler = self._scheduler
@@ -105,6 +108,15 @@ class KvplaneConnector(NixlPullConnector):
     def has_pending_block_frees(self) -> bool:
         """See vLLM, which asks this before it stops a request that runs for lack of blocks."""
         return self._pressure is not None and self._pressure.spares()
+
+    def give_up_retentions(self) -> None:
+        """The engine stops: see `engine_stops`, which looks this up here."""
+        if self._scheduler is not None:
+            self._scheduler.give_up_retentions()
+
+    def reset_cache(self) -> bool | None:
+        """See vLLM. Fails until nothing is retained, which it sees to."""
+        return self._scheduler.give_up_retentions() if self._scheduler is not None else None
 
     def build_connector_worker_meta(self) -> StepNews | None:
         """See vLLM."""

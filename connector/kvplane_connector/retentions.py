@@ -299,6 +299,15 @@ class RetentionLedger:
                     self._merits.given_up(held.merit)
                 self._release(held, EndReason.RECLAIMED)
 
+    def give_up_all(self) -> bool:
+        """Gives everything up, each as soon as it may go. Returns whether nothing is left."""
+        if len(self._leaving) < len(self._held):
+            with self._lock:
+                for held in self._held.values():
+                    if held.release is None:
+                        self._release(held, EndReason.RECLAIMED)
+        return not self._held
+
     # -- Link to the plane; the reporting half of `kvplane.client.retention.RetentionSource`
 
     def apply(self, directives: Sequence[Directive], *, sent_at: float) -> None:

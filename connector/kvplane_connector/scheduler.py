@@ -248,6 +248,10 @@ class KvplaneScheduler(NixlPullConnectorScheduler):
             self._retain(request, mark, tokens, block_ids, handle)
         return retained, handle
 
+    def give_up_retentions(self) -> bool:
+        """Nothing is to be retained any longer; returns whether nothing is."""
+        return self._ledger.give_up_all()
+
     def shutdown(self) -> None:
         """See vLLM."""
         if self._link is not None:

@@ -54,6 +54,21 @@ def test_each_version_has_what_is_relied_on(relied_on: Reliance, version: str) -
         assert wrong.keys() == NEWER, wrong
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_stop_is_seen_at_the_engine_core(version: str) -> None:
+    """Every loop takes its input in one place, after which a pause or a shutdown shows."""
+    core = (SOURCES / version / "vllm/v1/engine/core.py").read_text()
+    pauses = (SOURCES / version / "vllm/v1/core/sched/interface.py").read_text()
+
+    loops = core.split("def run_busy_loop(")[1:]
+    assert loops
+    assert all("self._process_input_queue()" in one for one in loops)
+    assert core.count("def _process_input_queue(") == 1
+    assert "return self.shutdown_state == EngineShutdownState.RUNNING" in core
+    assert "UNPAUSED = 0" in pauses
+    assert "def pause_state(self)" in pauses
+
+
 def test_reads_name_their_arguments() -> None:
     """The worker takes arguments of reads by name, and every vLLM that validates passes them so."""
     for version in VERSIONS:
