@@ -19,6 +19,12 @@ def used(pair: EnginePair) -> float:
     return round(metric(pair.decode, "vllm:kv_cache_usage_perc") * 399)
 
 
+def used_by_others(plane: RecordingPlane, pair: EnginePair) -> float:
+    """Blocks of requests without a mark, which vLLM keeps for minutes."""
+    plane.wait(lambda: "engines/decode-0" in plane.loads, seconds=5, what="a heartbeat")
+    return used(pair) - plane.loads["engines/decode-0"].retained_blocks
+
+
 def until_used(pair: EnginePair, expected: float, seconds: float) -> float:
     deadline = time.monotonic() + seconds
     while (blocks := used(pair)) != expected and time.monotonic() < deadline:
@@ -32,8 +38,7 @@ def test_renewals_hold_and_silence_frees(plane: RecordingPlane, pair: EnginePair
     """What is renewed outlives its TTL, the rest ends when that is over; all memory is back."""
     kept, local, *silent = (new_session() for _ in range(5))
     plane.renews = lambda one: one.session_key.session_id == kept
-    # Of requests without a mark, which vLLM keeps for minutes.
-    unrelated = used(pair) - plane.loads["engines/decode-0"].retained_blocks
+    unrelated = used_by_others(plane, pair)
     started = time.monotonic()
     first = turn(pair, kept, opening(kept))
     answered: dict[str, float] = {}
@@ -106,7 +111,7 @@ def test_engines_serve_on_without_the_plane(plane: RecordingPlane, pair: EngineP
 def test_memory_comes_back_without_the_plane(plane: RecordingPlane, pair: EnginePair) -> None:
     """While the plane is away what engines retain, local turns too, ends within one TTL."""
     session, local = new_session(), new_session()
-    unrelated = used(pair) - plane.loads["engines/decode-0"].retained_blocks
+    unrelated = used_by_others(plane, pair)
     turn(pair, session, opening(session))
     local_turn(pair, local, opening(local))
     names = {plane.wait_for_session(one).retention_id for one in (session, local)}
