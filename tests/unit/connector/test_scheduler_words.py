@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvplane.client.retention import EndReason, Release
+from kvplane.client.retention import EndReason, Release, Renew
 from kvplane.transfer_params import KEY, LOCAL_ONLY, PREFILL_ONLY, WORD_KEY, TurnMark, Word
 from kvplane_connector.generation_words import SLOTS
 from kvplane_connector.kv_blocks import CacheGroup, KvBlocks
@@ -190,3 +190,31 @@ def test_a_turn_whose_id_no_message_can_carry_is_not_retained(
 
     assert (retained, handle) == (False, None)
     assert not ledger.retentions
+
+
+def test_turns_that_end_in_a_pause_are_given_up_and_staged_prompts_stay(
+    scheduler: Any, ledger: RetentionLedger
+) -> None:
+    """What is retained goes with the next step, each time; decode legs wait for the rest."""
+    _finish(scheduler, _turn("a"))
+    _finish(scheduler, _turn("b"))
+    _finish(scheduler, _request("staged", **PREFILL_ONLY))
+    _step(scheduler)
+    ledger.acknowledge(ledger.changes())
+
+    assert not scheduler.give_up_retentions()
+    ledger.apply([Renew("a", "leases/l", 1, 60.0)], sent_at=NOW)
+    orders = _step(scheduler)
+    assert (orders.release, orders.deadlines) == ({"a", "b"}, {})
+    assert not scheduler.give_up_retentions()
+    assert _step(scheduler) is None
+    # A turn that ends meanwhile goes as well.
+    _finish(scheduler, _turn("c"))
+    ledger.changes()
+    _over(scheduler, "a", "b")
+    assert not scheduler.give_up_retentions()
+    assert _step(scheduler).release == {"c"}
+    _over(scheduler, "c")
+
+    assert scheduler.give_up_retentions()
+    assert set(ledger.changes().ended) == {(name, EndReason.RECLAIMED) for name in "abc"}
