@@ -47,7 +47,10 @@ class OfferedHandles:
             )
             # A handle of an engine whose ranks share blocks names fewer than are needed here.
             if cut.tokens and not self._needed.are_in(
-                cut.block_ids, cut.tokens, block_size=block_size
+                cut.block_ids,
+                cut.tokens,
+                block_size=block_size,
+                exactly=len(cut.block_ids) > 1,
             ):
                 cut = Cut(Outcome.SHORT, cut.offered)
         if cut.tokens:

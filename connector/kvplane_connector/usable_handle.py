@@ -83,7 +83,13 @@ class NeededBlocks:
         self._block_size = block_size
 
     def are_in(
-        self, block_ids: Sequence[Sequence[int]], tokens: int, *, block_size: int, ranks: int = 1
+        self,
+        block_ids: Sequence[Sequence[int]],
+        tokens: int,
+        *,
+        block_size: int,
+        ranks: int = 1,
+        exactly: bool = False,
     ) -> bool:
         """Whether a handle names as many as reading so many tokens takes.
 
@@ -92,6 +98,8 @@ class NeededBlocks:
             tokens: What is to be read.
             block_size: The owner's tokens per block.
             ranks: The owner's ranks that share a block.
+            exactly: Whether more are too many: a window's tail that ends behind the tokens is
+                read shifted, and what shows it are the other groups.
 
         """
         if len(block_ids) != len(self._windows):
@@ -108,7 +116,9 @@ class NeededBlocks:
             if size < 1:
                 return False
             needed = -(-tokens // size)
-            if len(blocks) < (min(needed, window) if window else needed):
+            if window:
+                needed = min(needed, window)
+            if len(blocks) < needed or (exactly and len(blocks) > needed):
                 return False
         return True
 

@@ -184,10 +184,10 @@ class VllmScheduler:
     side_channel_host = "127.0.0.1"
     side_channel_port = 5600
     is_bidirectional_kv_xfer_enabled = True
-    # One group, of full attention.
-    blocks_per_sw = (0,)
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, _: Any, __: str, windows: Any) -> None:
+        # One group of full attention unless a test says otherwise.
+        self.blocks_per_sw = windows or (0,)
         self.decoder_kv_blocks_ttl = STOCK_TTL
         self._reqs_need_send: dict[str, float] = {}
         self._reqs_need_recv: dict[str, Any] = {}
@@ -261,7 +261,10 @@ def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]
 
 
 def new_scheduler(
-    connector: Callable[[str], Any], ledger: RetentionLedger, blocks: KvBlocks | None = None
+    connector: Callable[[str], Any],
+    ledger: RetentionLedger,
+    blocks: KvBlocks | None = None,
+    windows: tuple[int, ...] | None = None,
 ) -> Any:
     """Our scheduler on top of the stand-in, without a plane."""
     blocks = blocks or KvBlocks()
@@ -269,7 +272,7 @@ def new_scheduler(
     return connector("scheduler").KvplaneScheduler(
         None,
         "e",
-        None,
+        windows,
         ledger=ledger,
         load=LoadMeter(blocks),
         pressure=pressure,

@@ -166,6 +166,31 @@ def test_windows_and_states_need_less() -> None:
     assert not holds(10, 3)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "tokens"),
+    [
+        ([[1, 2], [12]], len(TOKENS)),
+        ([[1, 2, 3], [13]], 0),
+        ([[1, 2], [12, 13]], 0),
+        ([[1], [12]], 0),
+    ],
+)
+def test_a_windows_tail_ends_where_the_history_does(
+    connector: Callable[[str], Any], blocks: list[list[int]], tokens: int
+) -> None:
+    """An owner that left in a block for a token behind a stop would be read one block off."""
+    ledger = RetentionLedger(ttl=20.0, clamp_ttl=lambda ttl: ttl)
+    groups = KvBlocks([CacheGroup(128), CacheGroup(128, 200)])
+    windowed = new_scheduler(connector, ledger, groups, windows=(0, 1))
+    request = leg()
+    request.kv_transfer_params["remote_block_ids"] = blocks
+
+    windowed.get_num_new_matched_tokens(request, 0)
+
+    outcome = "whole" if tokens else "short"
+    assert windowed.take_stats().data["kvplane_handles"] == [(outcome, len(TOKENS), tokens)]
+
+
 def test_a_dropped_handle_is_none() -> None:
     """Nothing of it is left for anybody to work with."""
     params = dict(HANDLE)
