@@ -34,6 +34,7 @@ class EngineOptions:
         connector_module: Where vLLM finds ours.
         settings: More kvplane settings of the connector.
         extra_config: More of vLLM's own `kv_connector_extra_config`.
+        load_failure_policy: What a failed read does to its request.
         transports: UCX's transports, which NIXL moves blocks by.
         arguments: More command-line arguments.
 
@@ -53,6 +54,7 @@ class EngineOptions:
     connector_module: str = "kvplane_connector.connector"
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     extra_config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    load_failure_policy: Literal["recompute", "fail"] = "recompute"
     transports: str = "tcp,posix,sysv,self,cma"
     arguments: tuple[str, ...] = ()
 
@@ -109,7 +111,7 @@ def _transfer_config(options: EngineOptions) -> dict[str, Any]:
     config: dict[str, Any] = {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_producer" if options.role == "prefill" else "kv_consumer",
-        "kv_load_failure_policy": "recompute",
+        "kv_load_failure_policy": options.load_failure_policy,
         "kv_connector_extra_config": extra,
     }
     if options.connector == "kvplane":

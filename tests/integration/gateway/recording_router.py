@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from kvplane.transfer_params import KEY, LOCAL_ONLY, PREFILL_ONLY
+from kvplane_services.engine.model import FixedRetention
 from kvplane_services.errors import KvplaneError, StrategyImpossible, Unavailable
 from kvplane_services.router.model import (
     Decision,
@@ -40,6 +41,8 @@ class RecordingRouter:
     rank: int | None = None
     # Whether turns that nobody forces are pulls.
     pulls: bool = False
+    # Set if the engines run the stock connector.
+    fixed_retention: FixedRetention | None = None
     report_takes: float = 0.0
     # Set when a turn was to be decided.
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,9 +79,7 @@ class RecordingRouter:
             reason=DecisionReason.NO_LEASE,
             details="",
             prefill=None if prefill is None else self._leg(prefill, dict(PREFILL_ONLY)),
-            decode=self._leg(
-                decode, {KEY: MARK} if prefill is not None else {**LOCAL_ONLY, KEY: MARK}
-            ),
+            decode=self._decode_leg(decode, alone=prefill is None),
             session_key=replace(key, session_id=key.session_id or "implicit"),
             ttl=60.0,
         )
@@ -117,6 +118,12 @@ class RecordingRouter:
 
     def _legs(self) -> int:
         return sum(1 if one.prefill is None else 2 for one in self.decisions)
+
+    def _decode_leg(self, url: str, *, alone: bool) -> Leg:
+        if self.fixed_retention is not None:
+            leg = replace(self._leg(url, {}), kv_transfer_params=b"")
+            return replace(leg, fixed_retention=self.fixed_retention)
+        return self._leg(url, {**LOCAL_ONLY, KEY: MARK} if alone else {KEY: MARK})
 
     def _leg(self, url: str, params: dict[str, object]) -> Leg:
         return Leg(

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -63,7 +63,7 @@ def reported(decision: Decision, handle: object = HANDLE, digest: bytes = SO_FAR
 
 
 @asynccontextmanager
-async def granting(fleet: Fleet) -> AsyncIterator[None]:
+async def granting(fleet: Fleet) -> AsyncGenerator[None]:
     """With its background work; at the end, lets it settle."""
     async with asyncio.TaskGroup() as tasks:
         loop = tasks.create_task(fleet.unreported.run())

@@ -3,10 +3,12 @@ from dataclasses import replace
 import pytest
 
 from kvplane.api.router.v1 import router_pb2 as pb
+from kvplane_services.engine.model import ConnectorKind, FixedRetention
 from kvplane_services.errors import InvalidRequest
 from kvplane_services.router import wire
 from kvplane_services.router.model import (
     DecisionReason,
+    KeptTurn,
     LegKind,
     LegReport,
     RouteOutcome,
@@ -28,6 +30,16 @@ async def test_decision_survives_the_wire() -> None:
     assert wire.decision_from_wire(wire.decision_to_wire(alone)) == alone
 
 
+async def test_a_decision_for_a_stock_engine_survives_the_wire() -> None:
+    """With its empty parameters, and how the engine keeps turns."""
+    fixed = FixedRetention(480.0, trust_history=True)
+    stock = ConnectorKind.STOCK
+    fleet = Fleet(prefill(connector=stock), decode(connector=stock, fixed=fixed))
+    decision = await fleet.router.decide(subject())
+    assert decision.decode.fixed_retention == fixed
+    assert wire.decision_from_wire(wire.decision_to_wire(decision)) == decision
+
+
 @pytest.mark.parametrize("reason", list(DecisionReason))
 @pytest.mark.parametrize("strategy", list(Strategy))
 async def test_every_reason_and_strategy_has_a_value(
@@ -41,7 +53,7 @@ async def test_every_reason_and_strategy_has_a_value(
 
 def test_subject_survives_the_wire() -> None:
     """A subject comes back as it was, empty session id included."""
-    one = Subject(key(""), (b"1", b"2"), 10, 20, (b"h",))
+    one = Subject(key(""), (b"1", b"2"), 10, 20, (b"h",), b"so far")
     assert wire.subject_from_wire(wire.subject_to_wire(one)) == one
 
 
@@ -49,7 +61,7 @@ def test_subject_survives_the_wire() -> None:
 @pytest.mark.parametrize("outcome", list(RouteOutcome))
 def test_report_survives_the_wire(leg: LegKind, outcome: RouteOutcome) -> None:
     """A report comes back as it was."""
-    report = LegReport("id", leg, outcome, 0.25, 1.5, 10, 5, 3)
+    report = LegReport("id", leg, outcome, 0.25, 1.5, 10, 5, 3, KeptTurn(b"{}", b"so far"))
     assert wire.report_from_wire(wire.report_to_wire(report)) == report
 
 
