@@ -28,8 +28,7 @@ class LeaseConfig:
     claim_ttl: float = 30.0
     min_claim_ttl: float = 1.0
     max_claim_ttl: float = 600.0
-    # Bounds of a lease on an engine with a fixed TTL of its own.
-    min_fixed_ttl: float = 1.0
+    # Bound of a lease on an engine with a fixed TTL of its own.
     max_fixed_ttl: float = 3600.0
     # An idle lease is renewed for this long after its last use at most, and for this long if no
     # further use was said to be expected, ...
@@ -70,8 +69,8 @@ class LeaseConfig:
             raise ValueError("grace must not be negative and sweep_interval must be positive")
         if not 0 < self.min_claim_ttl <= self.claim_ttl <= self.max_claim_ttl:
             raise ValueError("claims need 0 < min_claim_ttl <= claim_ttl <= max_claim_ttl")
-        if not 0 < self.min_fixed_ttl <= self.max_fixed_ttl:
-            raise ValueError("fixed leases need 0 < min_fixed_ttl <= max_fixed_ttl")
+        if self.max_fixed_ttl <= 0:
+            raise ValueError("max_fixed_ttl must be positive")
         if min(self.idle_keep, self.final_keep) < 0 or not 0 <= self.retention_budget <= 1:
             raise ValueError("keeping times must not be negative, retention_budget within 0 to 1")
         if not 0 <= self.pressure_free <= 1 or self.pressure_after < 0:
@@ -93,5 +92,5 @@ class LeaseConfig:
         return min(max(ttl, self.min_claim_ttl), self.max_claim_ttl)
 
     def clamp_fixed(self, ttl: float) -> float:
-        """The TTL granted for a lease on an engine with a fixed one."""
-        return min(max(ttl, self.min_fixed_ttl), self.max_fixed_ttl)
+        """The TTL granted for a lease on an engine with a fixed one; the engine keeps no longer."""
+        return min(ttl, self.max_fixed_ttl)

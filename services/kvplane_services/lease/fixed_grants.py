@@ -97,6 +97,7 @@ class FixedGrants:
                 return record.lease
             token = (await self._issuer.draw(1)).first
             self._check_engine(lease)
+            self._check_first(lease)
             if self._homes.is_home(lease.engine_id):
                 return await self._grant_here(lease, token, ttl)
             try:
@@ -108,11 +109,8 @@ class FixedGrants:
     async def _grant_here(self, lease: Lease, token: int, ttl: float) -> Lease:
         record = self._ledger.retention(lease.engine_id, lease.retention_id)
         if record is None:
-            lease_id = lease_id_for(
-                lease.engine_id, lease.engine_epoch, lease.retention_id, taken=self._ledger.knows
-            )
             record = self._ledger.grant(
-                self._named(lease, lease_id, token, ttl), ttl=ttl, now=self._clock.now()
+                self._named(lease, _lease_id(lease), token, ttl), ttl=ttl, now=self._clock.now()
             )
         granted = record.lease
         await self._publication.publish(granted.lease_id)
@@ -121,20 +119,12 @@ class FixedGrants:
     async def _grant_elsewhere(
         self, lease: Lease, token: int, ttl: float, *, current: bool
     ) -> Lease:
-        ended: set[str] = set()
-        while True:
-            lease_id = lease_id_for(
-                lease.engine_id,
-                lease.engine_epoch,
-                lease.retention_id,
-                taken=lambda lease_id: lease_id in ended or self._ledger.knows(lease_id),
-            )
-            found = await self._table.get(lease_id, current=current)
-            if found is None:
-                break
-            if found.value.state is not LeaseState.ENDED:
-                return found.value
-            ended.add(lease_id)
+        lease_id = _lease_id(lease)
+        found = await self._table.get(lease_id, current=current)
+        if found is not None and found.value.state is not LeaseState.ENDED:
+            return found.value
+        if found is not None:
+            raise _over(lease)
         place = await self._homes.place_of(lease.engine_id, current=current)
         if place is None or place.guard is None:
             raise Unavailable(f"{lease.engine} has no home just now: retry", retry_after=1.0)
@@ -166,6 +156,14 @@ class FixedGrants:
                 engine=lease.engine,
             )
 
+    def _check_first(self, lease: Lease) -> None:
+        """Refuses a retention whose lease has ended: the one read was taken, or its time is up."""
+        lease_id = _lease_id(lease)
+        if self._ledger.retention(lease.engine_id, lease.retention_id) is None and (
+            self._ledger.knows(lease_id) or self._elsewhere.find_ended(lease_id) is not None
+        ):
+            raise _over(lease)
+
     def _named(self, lease: Lease, lease_id: str, token: int, ttl: float) -> Lease:
         wall = self._clock.wall()
         return replace(
@@ -181,3 +179,17 @@ class FixedGrants:
             create_time=wall,
             expire_time=wall + dt.timedelta(seconds=ttl),
         )
+
+
+def _lease_id(lease: Lease) -> str:
+    """The id of the only lease that a retention of a fixed time ever has."""
+    return lease_id_for(
+        lease.engine_id, lease.engine_epoch, lease.retention_id, taken=lambda _: False
+    )
+
+
+def _over(lease: Lease) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"the lease on {lease.retention_id} of {lease.engine} has ended: it gets no other",
+        engine=lease.engine,
+    )

@@ -54,6 +54,7 @@ def check_report(report: RetentionReport, *, field: str) -> None:
         InvalidRequest: Something is missing or out of bounds; names the field.
 
     """
+    check_retention_id(report.retention_id, field=field)
     report.session_key.validate()
     _check_content(
         decision_id=report.decision_id,

@@ -38,7 +38,7 @@ from kvplane_services.errors import InvalidRequest, NotFound
 from kvplane_services.lease.claim_desk import ClaimResult
 from kvplane_services.lease.config import LeaseConfig
 from kvplane_services.lease.fixed_grants import Grant
-from kvplane_services.lease.grants import check_retention_id, lease_id_of
+from kvplane_services.lease.grants import lease_id_of
 from kvplane_services.lease.holders import shown
 from kvplane_services.lease.model import ClaimNote, EndReason, Lease, RenewalOutcome
 from kvplane_services.lease.parts import LeaseParts
@@ -123,12 +123,7 @@ class LeaseManager:
         break its engine's stream. Nobody waits for the store for more than a moment: while it is
         away leases are renewed, and new retentions get theirs once it is back.
 
-        Raises:
-            InvalidRequest: A retention is not named. Nothing of the report is taken in.
-
         """
-        for index, retention in enumerate(report.retentions):
-            check_retention_id(retention.retention_id, field=f"retentions[{index}]")
         if engine.build.connector is ConnectorKind.STOCK:
             return ReportAnswer()
         parts = self._parts

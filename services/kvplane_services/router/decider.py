@@ -58,8 +58,8 @@ class Unreported(Protocol):
         """Has what the turn left leased; False if it left nothing that is known."""
         ...
 
-    async def consume(self, lease: Lease) -> str:
-        """Takes the one read of a retention; why it is not to be had, or nothing."""
+    async def consume(self, lease: Lease) -> str | None:
+        """Takes the one read of a retention; why it is not to be had, or None."""
         ...
 
 
@@ -165,7 +165,51 @@ class Decider:
             subject, view=self._view, in_flight=self._in_flight, new_id=self._new_id
         )
         waited = await self._await_retention(session.source)
-        # No await from here on, as a rule: what is counted is what was weighed.
+        # From weighing to counting there is no await: what is counted is what was weighed.
+        situation, choice = self._weigh(subject, session, forced, excluded)
+        decision = make_decision(
+            subject,
+            session,
+            situation,
+            choice,
+            decision_id=self._new_id(),
+            ttl=self._config.decision_ttl,
+            waited=waited,
+        )
+        self._in_flight.acquire(decision, self._clock.now())
+        if choice.strategy is Strategy.PULL and situation.lease and situation.lease.ttl:
+            refused = await self._consume(decision, situation.lease)
+            if refused is not None:
+                # Other turns were decided meanwhile, and leases and engines came and went.
+                situation, choice = self._weigh(subject, session, forced, excluded, refused=refused)
+                decision = make_decision(
+                    subject,
+                    session,
+                    situation,
+                    choice,
+                    decision_id=decision.decision_id,
+                    ttl=self._config.decision_ttl,
+                    waited=waited,
+                )
+                self._in_flight.acquire(decision, self._clock.now())
+        self._unreported.begin(decision, message_digest=_message_digest(subject))
+        # A lease of fixed length gets no longer by being claimed.
+        if decision.lease and situation.lease and not situation.lease.ttl:
+            self._claims.claim(decision.lease, decision.fencing_token, turn=decision.decision_id)
+        if subject.message_digests and not subject.session_key.session_id:
+            self._view.remember_messages(session.key, subject.message_digests[-1])
+        return decision
+
+    def _weigh(
+        self,
+        subject: Subject,
+        session: Recognised,
+        forced: Strategy | None,
+        excluded: AbstractSet[str],
+        *,
+        refused: str = "",
+    ) -> tuple[Situation, Choice]:
+        """What is so now, and what to do about it; `refused` says why a read is not to be had."""
         self._in_flight.admit()
         model = session.key.model
         assessment = assess(
@@ -177,32 +221,24 @@ class Decider:
             excluded=excluded,
             history_digest=subject.history_digest,
         )
-        situation = assessment.situation
-        if situation is None:
+        if assessment.situation is None:
             raise cannot_decode(model, assessment.decodes, view=self._view, config=self._config)
-        choice = self._choose(assessment, situation, forced)
-        if choice.strategy is Strategy.PULL and situation.lease and situation.lease.ttl:
-            refused = await self._unreported.consume(situation.lease)
-            if refused:
-                situation = replace(situation, refused=refused)
-                choice = self._choose(assessment, situation, forced)
-        decision = make_decision(
-            subject,
-            session,
-            situation,
-            choice,
-            decision_id=self._new_id(),
-            ttl=self._config.decision_ttl,
-            waited=waited,
-        )
-        self._in_flight.acquire(decision, self._clock.now())
-        self._unreported.begin(decision, message_digest=_message_digest(subject))
-        # A lease of fixed length gets no longer by being claimed.
-        if decision.lease and situation.lease and not situation.lease.ttl:
-            self._claims.claim(decision.lease, decision.fencing_token, turn=decision.decision_id)
-        if subject.message_digests and not subject.session_key.session_id:
-            self._view.remember_messages(session.key, subject.message_digests[-1])
-        return decision
+        situation = replace(assessment.situation, refused=refused)
+        return situation, self._choose(assessment, situation, forced)
+
+    async def _consume(self, decision: Decision, lease: Lease) -> str | None:
+        """Takes the read that a decision needs; why it is not to be had, or None.
+
+        The decision is counted while it waits: turns that are decided in that time would else
+        take its engines for free. It is counted no longer if it gets no read.
+        """
+        refused: str | None = "the turn was given up"
+        try:
+            refused = await self._unreported.consume(lease)
+        finally:
+            if refused is not None:
+                self._in_flight.release(decision.decision_id, LegKind.DECODE)
+        return refused
 
     def _choose(
         self, assessment: Assessment, situation: Situation, forced: Strategy | None

@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from kvplane_services.clock import Clock, jittered
+from kvplane_services.clock import Clock, jittered, within
 from kvplane_services.errors import KvplaneError, Unavailable
 from kvplane_services.lease.model import Handle, Lease
 from kvplane_services.lease.ports import FixedLeaseControl
@@ -36,7 +36,7 @@ class _Turn:
     epoch: int
     session_key: SessionKey
     message_digest: bytes
-    ttl: float
+    until: float
 
 
 class FixedRetentions:
@@ -66,36 +66,38 @@ class FixedRetentions:
                     epoch=leg.epoch,
                     session_key=decision.session_key,
                     message_digest=message_digest,
-                    ttl=leg.fixed_retention.ttl,
+                    until=self._clock.now() + leg.fixed_retention.ttl,
                 ),
             )
 
     def end(self, decision_id: str, kept: KeptTurn | None) -> bool:
         """Asks for the lease on what a turn's answer said is kept; False if there is none.
 
-        Returns at once. The TTL counts from here.
+        Returns at once. The TTL counts from the decision: the engine's began when it ended the
+        turn, and how long ago that is nobody tells. A slow reader can have held up the end
+        of the answer for any time.
         """
         turn = self._turns.forget(decision_id)
         lease = _lease(turn, decision_id, kept) if turn and kept else None
         if turn is None or lease is None:
             return False
         try:
-            self._waiting.put_nowait((lease, self._clock.now() + turn.ttl))
+            self._waiting.put_nowait((lease, turn.until))
         except asyncio.QueueFull:
             _log.warning("a retention of %s is not leased: too many wait", turn.engine)
             return False
         return True
 
-    async def consume(self, lease: Lease) -> str:
-        """Takes the one read of a lease's retention; why it is not to be had, or nothing."""
+    async def consume(self, lease: Lease) -> str | None:
+        """Takes the one read of a lease's retention; why it is not to be had, or None."""
+        asked = self._control.consume(lease.name, lease.fencing_token)
         try:
-            async with asyncio.timeout(_PATIENCE):
-                await self._control.consume(lease.name, lease.fencing_token)
+            await within(asked, _PATIENCE, clock=self._clock)
         except KvplaneError as error:
             return error.message
         except TimeoutError:
             return f"the lease manager did not give out the read of {lease.name} in time"
-        return ""
+        return None
 
     async def run(self) -> None:
         """Asks for leases, until cancelled."""

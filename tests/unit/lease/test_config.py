@@ -22,8 +22,7 @@ def test_renewals_are_three_to_a_ttl() -> None:
         {"min_claim_ttl": 0.0},
         {"claim_ttl": 0.5},
         {"claim_ttl": 601.0},
-        {"min_fixed_ttl": 0.0},
-        {"min_fixed_ttl": 10.0, "max_fixed_ttl": 9.0},
+        {"max_fixed_ttl": 0.0},
         {"idle_keep": -1.0},
         {"retention_budget": -0.1},
         {"retention_budget": 1.1},
@@ -52,4 +51,4 @@ def test_wishes_are_clamped_at_both_ends() -> None:
         600.0,
         45.0,
     ]
-    assert [config.clamp_fixed(ttl) for ttl in (0.1, 1e9, 480.0)] == [1.0, 3600.0, 480.0]
+    assert [config.clamp_fixed(ttl) for ttl in (0.1, 1e9, 480.0)] == [0.1, 3600.0, 480.0]

@@ -38,6 +38,26 @@ async def test_a_consumed_retention_is_not_leased_again(plane: StatePlane) -> No
     again = (await plane.manager.grant(lease_for(engine), ttl=60.0)).lease
 
     assert (again.name, again.state) == (lease.name, LeaseState.RELEASING)
+    await plane.clock.advance(65)
+    await plane.manager.sweep()
+    with pytest.raises(FailedPrecondition, match="has ended"):
+        await plane.manager.grant(lease_for(engine), ttl=60.0)
+
+
+async def test_no_replica_leases_a_consumed_retention_again(fleet: LeaseFleet) -> None:
+    """The ended lease stands in the store, where each of them sees it."""
+    engine = await fleet.register(0, stock_engine())
+    lease = (await fleet.planes[1].manager.grant(lease_for(engine), ttl=60.0)).lease
+    await fleet.settle()
+    await fleet.planes[0].manager.release(lease.name, lease.fencing_token)
+    await fleet.clock.advance(65)
+    for one in fleet.planes:
+        await one.manager.sweep()
+    await fleet.settle()
+
+    for one in fleet.planes:
+        with pytest.raises(FailedPrecondition, match="has ended"):
+            await one.manager.grant(lease_for(engine), ttl=60.0)
 
 
 async def test_an_engine_is_told_nothing(plane: StatePlane) -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvplane_services.errors import InvalidRequest
 from kvplane_services.lease.model import EndReason, Handle, LeaseState
 from kvplane_services.lease.reports import Directive, EngineReport
 from tests.support.state_plane import StatePlane, by_retention
@@ -142,14 +141,19 @@ async def test_a_retention_no_lease_can_be_granted_on_is_released(plane: StatePl
     assert directives["good"].renew == 30.0
 
 
-async def test_a_retention_without_a_name_spoils_the_frame(plane: StatePlane) -> None:
-    """Nothing of such a frame is taken in."""
+@pytest.mark.parametrize("name", ["", "r" * 513, "\u00e4" * 257])
+async def test_a_name_that_is_refused_spoils_no_frame(plane: StatePlane, name: str) -> None:
+    """That retention is to be released; the others have their leases, and no lease lapses."""
     engine = await plane.register()
+    lease = await plane.held_lease(engine, full(retention_of("r1", "a")))
+    await plane.clock.advance(20)
 
-    with pytest.raises(InvalidRequest):
-        await plane.report(engine, full(retention_of("r1"), retention_of("")))
+    answer = await plane.report(engine, held(retention_of(name, "b"), retention_of("r2", "c")))
 
-    assert plane.manager._ledger.on_engine("d0") == []
+    directives = by_retention(answer)
+    assert directives[name].release is EndReason.RELEASED
+    assert directives["r2"].lease
+    assert (directives["r1"].lease, directives["r1"].renew) == (lease.name, 30.0)
 
 
 async def test_a_report_that_was_overtaken_is_not_taken_in(plane: StatePlane) -> None:

@@ -1,5 +1,6 @@
 """Engines, leases and a router over a view that tests feed by hand."""
 
+import asyncio
 import itertools
 import json
 from dataclasses import dataclass, field, replace
@@ -142,6 +143,8 @@ class FixedControl:
     leased: list[tuple[Lease, float]] = field(default_factory=list)
     consumed: list[str] = field(default_factory=list)
     away: int = 0
+    # What a read waits for before it is given out.
+    hurdle: asyncio.Event | None = None
 
     async def lease_fixed(self, lease: Lease, *, ttl: float, request_id: str) -> None:
         assert request_id
@@ -152,6 +155,8 @@ class FixedControl:
 
     async def consume(self, lease: str, fencing_token: int) -> None:
         assert fencing_token
+        if self.hurdle is not None:
+            await self.hurdle.wait()
         if lease in self.consumed:
             raise FailedPrecondition(f"{lease} is given out already")
         self.consumed.append(lease)

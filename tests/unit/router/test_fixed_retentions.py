@@ -92,6 +92,17 @@ class TestGrants:
         assert (leased.message_digest, leased.history_digest) == (b"m2", SO_FAR)
         assert json.loads(leased.handle.kv_transfer_params) == HANDLE
 
+    async def test_its_time_counts_from_the_decision(self) -> None:
+        """The engine's began when it ended the turn, at the earliest then."""
+        fleet = stock_fleet()
+        async with granting(fleet):
+            decision = await fleet.router.decide(next_turn())
+            await fleet.clock.advance(100)
+            await fleet.router.report(reported(decision))
+
+        [(_, ttl)] = fleet.fixed.leased
+        assert ttl == 380.0
+
     async def test_a_report_that_comes_twice_is_leased_once(self) -> None:
         """And so is one of a turn that nobody knows."""
         fleet = stock_fleet()
@@ -199,6 +210,67 @@ class TestReads:
         assert f"{held.name} is given out already" in retry.details
         assert fleet.fixed.consumed == [held.name]
         assert fleet.claims.held == []
+
+    async def test_a_turn_counts_while_its_read_is_asked_for(self) -> None:
+        """Decisions in the meantime see its legs; once it is refused only its new ones count."""
+        fleet = stock_fleet()
+        held = fleet.grant(kept_lease())
+        fleet.fixed.hurdle = asyncio.Event()
+        fleet.fixed.consumed.append(held.name)
+        async with asyncio.TaskGroup() as tasks:
+            turn = tasks.create_task(fleet.router.decide(next_turn()))
+            await fleet.clock.wait_for_sleepers()
+            assert len(fleet.in_flight) == 1
+            fleet.fixed.hurdle.set()
+
+        decision = turn.result()
+        assert decision.strategy is Strategy.RECOMPUTE
+        assert len(fleet.in_flight) == 1
+        await fleet.router.report(done(decision))
+        assert len(fleet.in_flight) == 0
+
+    async def test_what_changed_while_a_read_was_refused_is_seen(self) -> None:
+        """The engine that would have read is gone by then: the turn is weighed anew."""
+        fleet = stock_fleet()
+        fleet.put(prefill("p1", connector=STOCK))
+        held = fleet.grant(kept_lease())
+        fleet.fixed.hurdle = asyncio.Event()
+        fleet.fixed.consumed.append(held.name)
+        async with asyncio.TaskGroup() as tasks:
+            turn = tasks.create_task(fleet.router.decide(next_turn()))
+            await fleet.clock.wait_for_sleepers()
+            fleet.remove("p")
+            fleet.fixed.hurdle.set()
+
+        leg = turn.result().prefill
+        assert leg is not None
+        assert leg.engine == "engines/p1"
+
+    async def test_a_read_is_waited_for_a_second(self) -> None:
+        """By the router's clock; then the prompt is computed, and nothing stays counted twice."""
+        fleet = stock_fleet()
+        fleet.grant(kept_lease())
+        fleet.fixed.hurdle = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            turn = tasks.create_task(fleet.router.decide(next_turn()))
+            await fleet.clock.wait_for_sleepers()
+            await fleet.clock.advance(1.0)
+
+        assert turn.result().strategy is Strategy.RECOMPUTE
+        assert "in time" in turn.result().details
+        assert len(fleet.in_flight) == 1
+
+    async def test_a_turn_that_is_given_up_is_not_counted(self) -> None:
+        """Its caller goes away while the read is asked for."""
+        fleet = stock_fleet()
+        fleet.grant(kept_lease())
+        fleet.fixed.hurdle = asyncio.Event()
+        turn = asyncio.ensure_future(fleet.router.decide(next_turn()))
+        await fleet.clock.wait_for_sleepers()
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+
+        assert len(fleet.in_flight) == 0
 
     async def test_of_many_at_once_one_reads(self) -> None:
         """Forks of a session do not share what a read consumes."""
