@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvplane.api.lease.v1.lease_pb2 import RENEWAL_OUTCOME_RENEWED, LeaseRenewal
+from kvplane.api.lease.v1 import lease_pb2
 from kvplane.client.engine_wire import duration_of
 from kvplane.client.sync import SyncPlane
 from kvplane_services.local.engines import EnginePair, make_model, prefill_and_decode
@@ -92,8 +92,10 @@ def test_a_crowd_does_not_wait_for_its_own_leases(deployment: Deployment) -> Non
         assert soon == metric(engine, f"{waits}_count") >= 12
     with SyncPlane(deployment.plane.target) as plane:
         left = list(plane.each(plane.leases.list(include_ended=True)))
-    # Turns that ended while others waited left nothing for these to wait for.
-    assert 0 < len(left) < len(turns)
+    # Turns that ended while others waited left nothing, or what these could take at once.
+    assert 0 < len(left) <= len(turns)
+    taken = [one for one in left if one.end_reason == lease_pb2.END_REASON_RECLAIMED]
+    assert taken or len(left) < len(turns)
     for turn in turns:
         expected = recomputed(deployment.pair, turn.messages, max_tokens=TOKENS)
         assert expected.prompt_tokens > 20 * 128
@@ -118,11 +120,13 @@ def test_claimed_leases_make_way_within_a_ttl(deployment: Deployment) -> None:
             lambda: len(list(plane.each(plane.leases.list()))) == 2, seconds=5, what="two leases"
         )
         renewals = [
-            LeaseRenewal(name=lease.name, fencing_token=lease.fencing_token, ttl=duration_of(600))
+            lease_pb2.LeaseRenewal(
+                name=lease.name, fencing_token=lease.fencing_token, ttl=duration_of(600)
+            )
             for lease in plane.each(plane.leases.list())
         ]
         claimed = plane.run(plane.leases.renew("people/me", renewals))
-    assert {one.outcome for one in claimed.results} == {RENEWAL_OUTCOME_RENEWED}
+    assert {one.outcome for one in claimed.results} == {lease_pb2.RENEWAL_OUTCOME_RENEWED}
 
     (turn,) = hold(
         deployment.plane.url, systems=(_system(9),), questions=QUESTIONS[:1], max_tokens=TOKENS

@@ -126,8 +126,6 @@ def retention(
         Path | None,
         typer.Option(
             metavar="FILE",
-            exists=True,
-            dir_okay=False,
             help="A trace of the Mooncake project's form. [default: a synthetic one]",
         ),
     ] = None,
