@@ -13,13 +13,12 @@ from kvplane_services.errors import StrategyImpossible, Unavailable
 from kvplane_services.lease.model import Lease
 from kvplane_services.router.assessment import Assessment, assess, cannot_decode
 from kvplane_services.router.config import RouterConfig
+from kvplane_services.router.decisions import make_decision, message_digest, validate
 from kvplane_services.router.expected import ExpectedRetentions
 from kvplane_services.router.inflight import InFlight, Turn
-from kvplane_services.router.legs import decode_leg, prefill_leg, pull_leg
 from kvplane_services.router.model import (
     Decision,
     KeptTurn,
-    Leg,
     LegKind,
     LegReport,
     RouteOutcome,
@@ -192,7 +191,7 @@ class Decider:
                     waited=waited,
                 )
                 self._in_flight.acquire(decision, self._clock.now())
-        self._unreported.begin(decision, message_digest=_message_digest(subject))
+        self._unreported.begin(decision, message_digest=message_digest(subject))
         # A lease of fixed length gets no longer by being claimed.
         if decision.lease and situation.lease and not situation.lease.ttl:
             self._claims.claim(decision.lease, decision.fencing_token, turn=decision.decision_id)
@@ -290,68 +289,3 @@ class Decider:
             _log.warning("the outcome of decision %s was never reported", turn.decision_id)
             if turn.lease:
                 self._claims.drop(turn.lease, turn=turn.decision_id)
-
-
-def validate(subject: Subject) -> None:
-    """Checks what a subject must have.
-
-    Raises:
-        InvalidRequest: Something is missing or too long.
-
-    """
-    key = subject.session_key
-    if not key.session_id:
-        key = SessionKey(key.tenant, key.model, key.adapter, "unnamed")
-    key.validate()
-
-
-def make_decision(
-    subject: Subject,
-    session: Recognised,
-    situation: Situation,
-    choice: Choice,
-    *,
-    decision_id: str,
-    ttl: float,
-    waited: float = 0.0,
-) -> Decision:
-    """The decision that carries a choice out."""
-    lease = situation.lease
-    if choice.strategy is Strategy.RECOMPUTE or (
-        choice.strategy is Strategy.LOCAL and not situation.decode_holds
-    ):
-        lease = None
-    decode = decode_leg(
-        situation.decode,
-        session_key=session.key,
-        decision_id=decision_id,
-        message_digest=_message_digest(subject),
-        alone=choice.strategy is Strategy.LOCAL,
-    )
-    return Decision(
-        decision_id=decision_id,
-        strategy=choice.strategy,
-        reason=choice.reason,
-        details=choice.details,
-        prefill=_prefill(situation, choice),
-        decode=decode,
-        session_key=session.key,
-        lease=lease.name if lease is not None else "",
-        fencing_token=lease.fencing_token if lease is not None else 0,
-        held_tokens=lease.tokens if lease is not None else 0,
-        ttl=ttl,
-        waited=waited,
-    )
-
-
-def _message_digest(subject: Subject) -> bytes:
-    return subject.message_digests[-1] if subject.message_digests else b""
-
-
-def _prefill(situation: Situation, choice: Choice) -> Leg | None:
-    reader, handle = situation.reader, situation.handle
-    if choice.strategy is Strategy.PULL and reader is not None and handle is not None:
-        return pull_leg(reader, handle)
-    if choice.strategy is Strategy.RECOMPUTE and situation.prefill is not None:
-        return prefill_leg(situation.prefill)
-    return None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kvplane_services.router.assessment import Assessment, assess, cannot_decode
 from kvplane_services.router.config import RouterConfig
-from kvplane_services.router.decider import make_decision, validate
+from kvplane_services.router.decisions import make_decision, validate
 from kvplane_services.router.inflight import InFlight
 from kvplane_services.router.model import Candidate, Decision, Explanation, Strategy, Subject
 from kvplane_services.router.recognition import Recognised, recognise
