@@ -217,7 +217,6 @@ async def test_nothing_of_a_fenced_frame_is_taken_in(state: ServedState) -> None
     ("frame", "field"),
     [
         ({"name": "d0"}, "name"),
-        ({"retentions": [pb.Retention()]}, "retentions[0].retention_id"),
         ({"ended": [pb.RetentionEnd(retention_id="r1")]}, "ended[0].reason"),
     ],
 )
@@ -235,6 +234,24 @@ async def test_a_malformed_frame_ends_the_stream(
 
     status = rich_status(refused.value)
     assert (grpc.StatusCode.INVALID_ARGUMENT, (field,)) == (status.code, status.fields)
+
+
+async def test_a_retention_without_a_name_ends_no_stream(state: ServedState) -> None:
+    """It is to be released; what else the frame reports has its lease."""
+    epoch = (await state.register()).engine.epoch
+    call = state.engines.HeartbeatEngine()
+
+    answer = await beat(
+        call,
+        name="engines/d0",
+        epoch=epoch,
+        full_report=True,
+        retentions=[pb.Retention(), retention()],
+    )
+
+    unnamed, named = answer.directives
+    assert (unnamed.retention_id, unnamed.release) == ("", lease_pb2.END_REASON_RELEASED)
+    assert named.lease
 
 
 async def test_a_broken_stream_ends_nothing(state: ServedState) -> None:
