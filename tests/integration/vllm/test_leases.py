@@ -75,16 +75,16 @@ def test_renewals_hold_and_silence_frees(plane: RecordingPlane, pair: EnginePair
 
 
 def test_a_release_ends_a_retention_at_once(plane: RecordingPlane, pair: EnginePair) -> None:
-    """What is released is free with the plane's next answer, whatever handles are out there."""
-    session = new_session()
+    """What is released is free with the plane's next answer, of turns served alone too."""
+    session, local = new_session(), new_session()
     turn(pair, session, opening(session))
-    retention = plane.wait_for_session(session)
-    name = retention.retention_id
+    local_turn(pair, local, opening(local))
+    names = {plane.wait_for_session(one).retention_id for one in (session, local)}
 
-    plane.releases[name] = lease_pb2.END_REASON_SUPERSEDED
-    plane.wait(lambda: name in plane.ended, seconds=LEASE_TTL / 2, what="the release")
+    plane.releases |= dict.fromkeys(names, lease_pb2.END_REASON_SUPERSEDED)
+    plane.wait(lambda: names <= set(plane.ended), seconds=LEASE_TTL / 2, what="the releases")
 
-    assert plane.ended[name] == lease_pb2.END_REASON_SUPERSEDED
+    assert {plane.ended[one] for one in names} == {lease_pb2.END_REASON_SUPERSEDED}
 
 
 def test_engines_serve_on_without_the_plane(plane: RecordingPlane, pair: EnginePair) -> None:
