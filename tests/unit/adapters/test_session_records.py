@@ -44,6 +44,7 @@ _RECORDS = st.builds(
     ttl=st.floats(0, 1e6),
     over_token=_TOKENS,
     hidden_token=_TOKENS,
+    final_token=_TOKENS,
     deleted=st.booleans(),
     request_id=_IDS,
     create_time=_TIMES,
